@@ -1,0 +1,64 @@
+// What a backend offers, and the contract between a kernel and the group of lanes that runs it.
+//
+// A row primitive is one functor over (group, row). The group is the set of lanes that own the row: a CPU thread with
+// SIMD registers, a CUDA warp, or one scalar. A kernel written against this page runs on all of them with the same bits:
+//
+//     using F = typename G::value;      what load() gives: some elements of the row as fp32
+//     using U = typename G::words;      their 32-bit words
+//
+//     g.sum(n, term)      acc = term(acc, at) over the row in THE reduction order (core/reduce.hpp); a float, uniform
+//     g.each(n, body)     body(at) over the row: whole packs, then one tail
+//     g.blocks<B>(n, body) body(b) over blocks of B: b.load(p), b.store<O>(p, v), b.max(u), b.put<O>(p, v), b.inside(v), b.count
+//     g.load(p, at)       decoded to fp32; +0 past the row's end; never reads past it
+//     g.store(p, at, v)   encoded with one rounding; one canonical NaN; never writes past the row's end.
+//                         g.store<O>(p, at, v) names the overflow policy, which FP8 needs
+//     g.inside(at, v)     v with +0 past the row's end, for values that were computed rather than loaded
+//     g.position(at)      each lane's element index as a word (rows shorter than 2^32)
+//     g.max(u)            largest word over all lanes; uniform
+//     g.total(u)          sum of all lanes' words (counters); a uniform int64
+//     g.arg_max(n, keys)  index of the largest pair {primary, secondary} = keys(at); ties go to the lowest index
+//     g.leader()          true in one lane: guards scalar stores
+//
+// p points at the row's first element (adjacent elements), or is a strided<T> for elements `step` apart.
+#pragma once
+
+#include <concepts>
+#include <type_traits>
+
+#include <keel/config.hpp>
+#include <keel/core/view.hpp>
+
+namespace keel {
+
+enum class memory_space : uint8_t { host, device };
+
+/// Specialised beside each backend.
+template <class B> struct backend_traits {
+    static constexpr bool is_backend = false;
+};
+
+/// A row whose elements lie `step` apart: a column of a row-major matrix.
+template <class T> struct strided {
+    T* data;
+    int64_t step;
+    KEEL_FN strided operator+(int64_t elements) const { return {data + elements * step, step}; }
+};
+
+/// The keys of g.arg_max: compared as unsigned words, primary first.
+template <class U> struct arg_max_keys {
+    U primary, secondary;
+};
+
+/// A kernel for concept checks.
+struct empty_kernel {
+    template <class G> KEEL_FN void operator()(G const&, int64_t) const {}
+};
+
+/// for_rows(rows, width, kernel) runs kernel(group, row) for each row; `width` (elements a row, about) only decides how rows are
+/// cut among threads. Where backend_traits<B>::asynchronous, the call enqueues.
+template <class B>
+concept row_backend = backend_traits<std::remove_cvref_t<B>>::is_backend && requires(B const& b, int64_t n) {
+    { b.for_rows(n, n, empty_kernel{}) };
+};
+
+} // namespace keel

@@ -1,0 +1,188 @@
+// A row owned by one CPU thread and its SIMD registers.
+#pragma once
+
+#include <keel/backend/concepts.hpp>
+#include <keel/backend/cpu/pack.hpp>
+#include <keel/backend/row_memory.hpp>
+#include <keel/core/reduce.hpp>
+
+namespace keel::inline KEEL_ABI {
+
+/// A whole pack of the row, from element i on.
+struct at_full {
+    int64_t i;
+};
+/// The row's last elements: `count` of them, fewer than a pack.
+struct at_tail {
+    int64_t i;
+    int64_t count;
+};
+
+template <class Arch> struct cpu_row_group {
+    using value = pack<Arch>;
+    using words = bits_of<value>;
+    static constexpr int width = Arch::width;
+    static constexpr int registers = reduction_lanes / width; ///< accumulators of one segment
+
+    KEEL_FN bool leader() const { return true; }
+
+    // --- memory ------------------------------------------------------------------------------------------------------
+
+    template <class T> KEEL_FN value load(T const* p, at_full at) const { return load_pack<value>(p + at.i); }
+    template <class T> KEEL_FN value load(T const* p, at_tail at) const { return load_pack_partial<value>(p + at.i, at.count); }
+    template <class T, class At> KEEL_FN value load(strided<T> p, At at) const {
+        std::remove_const_t<T> line[width] = {};
+        for (int64_t k = 0; k < count_of(at); ++k) line[k] = p.data[(at.i + k) * p.step];
+        return load_pack<value>(line);
+    }
+
+    template <auto... Policy, class T> KEEL_FN void store(T* p, at_full at, value const& v) const {
+        store_pack<Policy...>(p + at.i, v);
+    }
+    template <auto... Policy, class T> KEEL_FN void store(T* p, at_tail at, value const& v) const {
+        store_pack_partial<Policy...>(p + at.i, v, at.count);
+    }
+    template <auto... Policy, class T, class At> KEEL_FN void store(strided<T> p, At at, value const& v) const {
+        T line[width];
+        store_pack<Policy...>(line, v);
+        for (int64_t k = 0; k < count_of(at); ++k) p.data[(at.i + k) * p.step] = line[k];
+    }
+
+    KEEL_FN static int64_t count_of(at_full) { return width; }
+    KEEL_FN static int64_t count_of(at_tail at) { return at.count; }
+
+    KEEL_FN value inside(at_full, value const& v) const { return v; }
+    KEEL_FN value inside(at_tail at, value const& v) const { return as_float(inside(at, bits(v))); }
+    KEEL_FN words inside(at_full, words const& u) const { return u; }
+    KEEL_FN words inside(at_tail at, words const& u) const {
+        return select(gt(words(static_cast<uint32_t>(at.count)), iota<words>()), u, words(0u));
+    }
+    template <class At> KEEL_FN words position(At at) const { return iota<words>() + words(static_cast<uint32_t>(at.i)); }
+
+    // --- walks -------------------------------------------------------------------------------------------------------
+
+    template <class Body> KEEL_FN void each(int64_t n, Body body) const {
+        int64_t i = 0;
+        for (; i + width <= n; i += width) body(at_full{i});
+        if constexpr (width > 1)
+            if (i < n) body(at_tail{i, n - i});
+    }
+
+    template <class Term> KEEL_FN float sum(int64_t n, Term term) const {
+        float total = 0.0f;
+        for (int64_t begin = 0; begin < n; begin += reduction_segment) {
+            int64_t const end = begin + reduction_segment < n ? begin + reduction_segment : n;
+            value acc[registers];
+            for (int r = 0; r < registers; ++r) acc[r] = value(0.0f);
+            int64_t i = begin;
+            for (; i + reduction_lanes <= end; i += reduction_lanes)
+                for (int r = 0; r < registers; ++r) acc[r] = term(acc[r], at_full{i + r * width});
+            for (int r = 0; r < registers && i + r * width < end; ++r) {
+                int64_t const left = end - i - r * width;
+                if (left >= width) acc[r] = term(acc[r], at_full{i + r * width});
+                else if constexpr (width > 1) acc[r] = term(acc[r], at_tail{i + r * width, left});
+            }
+            for (int half = registers / 2; half > 0; half /= 2)
+                for (int r = 0; r < half; ++r) acc[r] = acc[r] + acc[r + half];
+            total = add(total, tree_sum(acc[0]));
+        }
+        return canonical(total);
+    }
+
+    // --- uniform results ---------------------------------------------------------------------------------------------
+
+    KEEL_FN uint32_t max(words const& u) const { return max_word(u); }
+    KEEL_FN int64_t total(words const& u) const { return sum_words(u); }
+
+    template <class Keys> KEEL_FN int64_t arg_max(int64_t n, Keys keys) const {
+        // Each lane keeps its first best pair, which is its lowest index; then lanes are compared, ties by index.
+        words first(0u), second(0u), index(0xffffffffu);
+        each(n, [&](auto at) {
+            auto const k = keys(at);
+            words const p = inside(at, k.primary), s = inside(at, k.secondary), here = position(at);
+            auto const unset = eq(index, words(0xffffffffu));
+            auto better = gt(p, first) | (eq(p, first) & gt(s, second)) | unset;
+            better = better & gt(words(static_cast<uint32_t>(n)), here);
+            first = select(better, p, first);
+            second = select(better, s, second);
+            index = select(better, here, index);
+        });
+        uint32_t const top = max_word(first);
+        second = select(eq(first, words(top)), second, words(0u));
+        index = select(eq(first, words(top)), index, words(0xffffffffu));
+        uint32_t const next = max_word(second);
+        index = select(eq(second, words(next)), index, words(0xffffffffu));
+        return static_cast<int64_t>(~max_word(index ^ words(0xffffffffu)));
+    }
+
+    // --- blocks ------------------------------------------------------------------------------------------------------
+
+    /// B consecutive elements (fewer in the row's last block) as B / width packs.
+    template <int B, bool Full> struct block {
+        static constexpr int packs = B / width;
+        using values = slots<value, packs>;
+        using block_words = slots<words, packs>;
+        int64_t i;     ///< first element
+        int64_t count; ///< elements inside the row
+        int64_t index; ///< number of the block in the row
+
+        template <class T> KEEL_FN values load(T const* p) const {
+            values v;
+            for (int k = 0; k < packs; ++k) {
+                if (Full || count >= (k + 1) * width) v.s[k] = load_pack<value>(p + i + k * width);
+                else if (count > k * width) v.s[k] = load_pack_partial<value>(p + i + k * width, count - k * width);
+                else v.s[k] = value(0.0f);
+            }
+            return v;
+        }
+        template <auto... Policy, class T> KEEL_FN void store(T* p, values const& v) const {
+            for (int k = 0; k < packs; ++k) {
+                if (Full || count >= (k + 1) * width) store_pack<Policy...>(p + i + k * width, v.s[k]);
+                else if (count > k * width) store_pack_partial<Policy...>(p + i + k * width, v.s[k], count - k * width);
+            }
+        }
+        /// The largest word of the block, in every lane.
+        KEEL_FN words max(block_words const& u) const {
+            words m = u.s[0];
+            for (int k = 1; k < packs; ++k) m = umax(m, u.s[k]);
+            return words(max_word(m));
+        }
+        /// One value a block, at p[index].
+        template <auto... Policy, class T> KEEL_FN void put(T* p, value const& v) const {
+            store_pack_partial<Policy...>(p + index, v, 1);
+        }
+        /// A block's uniform value beside each of its elements.
+        KEEL_FN static values spread(value const& v) {
+            values r;
+            for (int k = 0; k < packs; ++k) r.s[k] = v;
+            return r;
+        }
+    };
+
+    template <int B, class Body> KEEL_FN void blocks(int64_t n, Body body) const {
+        static_assert(B % width == 0, "blocks are whole packs");
+        int64_t i = 0;
+        for (; i + B <= n; i += B) body(block<B, true>{i, B, i / B});
+        if (i < n) body(block<B, false>{i, n - i, i / B});
+    }
+
+  private:
+    template <class V, class T> KEEL_FN static V load_pack(T const* p) {
+        if constexpr (std::is_same_v<T, float>) return keel::load<V>(p);
+        else return decode_words<T, V>(load_words<words>(storage_of(p)));
+    }
+    template <class V, class T> KEEL_FN static V load_pack_partial(T const* p, int64_t n) {
+        if constexpr (std::is_same_v<T, float>) return load_partial<V>(p, n);
+        else return decode_words<T, V>(load_words_partial<words>(storage_of(p), n));
+    }
+    template <auto... Policy, class T> KEEL_FN static void store_pack(T* p, value const& v) {
+        if constexpr (std::is_same_v<T, float>) keel::store(p, canonical(v));
+        else store_words(storage_of(p), encode_stored<T, Policy...>(v));
+    }
+    template <auto... Policy, class T> KEEL_FN static void store_pack_partial(T* p, value const& v, int64_t n) {
+        if constexpr (std::is_same_v<T, float>) store_partial(p, canonical(v), n);
+        else store_words_partial(storage_of(p), encode_stored<T, Policy...>(v), n);
+    }
+};
+
+} // namespace keel::inline KEEL_ABI

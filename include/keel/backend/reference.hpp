@@ -1,0 +1,113 @@
+// The reference backend: one element at a time, THE reduction order in the plainest words. The executable specification
+// that every other backend must match bit for bit; not an oracle (those live in the tests, in double).
+#pragma once
+
+#include <keel/backend/concepts.hpp>
+#include <keel/backend/row_memory.hpp>
+#include <keel/core/reduce.hpp>
+
+namespace keel::inline KEEL_ABI {
+
+struct at_element {
+    int64_t i;
+};
+
+struct reference_group {
+    using value = float;
+    using words = uint32_t;
+
+    KEEL_FN bool leader() const { return true; }
+
+    template <class T> KEEL_FN float load(T const* p, at_element at) const { return load_element(p + at.i); }
+    template <class T> KEEL_FN float load(strided<T> p, at_element at) const { return load_element(p.data + at.i * p.step); }
+    template <auto... Policy, class T> KEEL_FN void store(T* p, at_element at, float v) const {
+        store_element<Policy...>(p + at.i, v);
+    }
+    template <auto... Policy, class T> KEEL_FN void store(strided<T> p, at_element at, float v) const {
+        store_element<Policy...>(p.data + at.i * p.step, v);
+    }
+    KEEL_FN float inside(at_element, float v) const { return v; }
+    KEEL_FN uint32_t inside(at_element, uint32_t u) const { return u; }
+    KEEL_FN uint32_t position(at_element at) const { return static_cast<uint32_t>(at.i); }
+
+    template <class Body> KEEL_FN void each(int64_t n, Body body) const {
+        for (int64_t i = 0; i < n; ++i) body(at_element{i});
+    }
+
+    template <class Term> KEEL_FN float sum(int64_t n, Term term) const {
+        float total = 0.0f;
+        for (int64_t begin = 0; begin < n; begin += reduction_segment) {
+            float lane[reduction_lanes] = {};
+            for (int64_t i = begin; i < n && i < begin + reduction_segment; ++i) {
+                float& acc = lane[(i - begin) % reduction_lanes];
+                acc = term(acc, at_element{i});
+            }
+            total = add(total, fold_lanes(lane));
+        }
+        return canonical(total);
+    }
+
+    KEEL_FN uint32_t max(uint32_t u) const { return u; }
+    KEEL_FN int64_t total(uint32_t u) const { return static_cast<int64_t>(u); }
+
+    template <class Keys> KEEL_FN int64_t arg_max(int64_t n, Keys keys) const {
+        int64_t best = 0;
+        arg_max_keys<uint32_t> top = keys(at_element{0});
+        for (int64_t i = 1; i < n; ++i) {
+            arg_max_keys<uint32_t> const k = keys(at_element{i});
+            if (k.primary > top.primary || (k.primary == top.primary && k.secondary > top.secondary)) best = i, top = k;
+        }
+        return best;
+    }
+
+    template <int B> struct block {
+        static constexpr int packs = B;
+        using values = slots<float, B>;
+        using block_words = slots<uint32_t, B>;
+        int64_t i, count, index;
+
+        template <class T> KEEL_FN values load(T const* p) const {
+            values v;
+            for (int k = 0; k < B; ++k) v.s[k] = k < count ? load_element(p + i + k) : 0.0f;
+            return v;
+        }
+        template <auto... Policy, class T> KEEL_FN void store(T* p, values const& v) const {
+            for (int k = 0; k < count; ++k) store_element<Policy...>(p + i + k, v.s[k]);
+        }
+        KEEL_FN uint32_t max(block_words const& u) const {
+            uint32_t m = 0;
+            for (int k = 0; k < B; ++k) m = umax(m, u.s[k]);
+            return m;
+        }
+        template <auto... Policy, class T> KEEL_FN void put(T* p, float v) const { store_element<Policy...>(p + index, v); }
+        KEEL_FN static values spread(float v) { return values(v); }
+    };
+    template <int B, class Body> KEEL_FN void blocks(int64_t n, Body body) const {
+        for (int64_t i = 0; i < n; i += B) body(block<B>{i, n - i < B ? n - i : B, i / B});
+    }
+};
+
+} // namespace keel::inline KEEL_ABI
+
+namespace keel {
+
+/// The scalar specification of every primitive. Rows and tasks run in order on the calling thread.
+struct reference {
+    KEEL_FN int64_t concurrency() const { return 1; }
+    KEEL_FN reference alone() const { return {}; }
+    template <class Kernel> void for_rows(int64_t row_count, int64_t, Kernel const& kernel) const {
+        reference_group const group{};
+        for (int64_t row = 0; row < row_count; ++row) kernel(group, row);
+    }
+    template <class Task> void for_tasks(int64_t n, Task const& task) const {
+        for (int64_t i = 0; i < n; ++i) task(i, 0);
+    }
+};
+
+template <> struct backend_traits<reference> {
+    static constexpr bool is_backend = true;
+    static constexpr bool asynchronous = false;
+    static constexpr memory_space space = memory_space::host;
+};
+
+} // namespace keel

@@ -1,0 +1,199 @@
+// A row owned by W threads of 8 slots each: the shape of a CUDA warp. The same source is the device group
+// (warp = one thread's view, lanes run beside each other) and its lockstep emulation on the host (warp = all lanes at once).
+//
+// `Warp` supplies what differs: value/words (a float, or an array over lanes), each_lane(f), shuffle_xor, pick, broadcast.
+#pragma once
+
+#include <keel/backend/concepts.hpp>
+#include <keel/backend/row_memory.hpp>
+#include <keel/core/reduce.hpp>
+
+namespace keel::inline KEEL_ABI {
+
+template <class Warp> struct warp_group {
+    static constexpr int threads = Warp::width;
+    static constexpr int slots_per_thread = 8;
+    static constexpr int span = threads * slots_per_thread;                     ///< elements a whole step
+    static constexpr int team = reduction_lanes / slots_per_thread;             ///< threads that own a segment
+    static constexpr int segments_at_once = threads / team;
+
+    using lane_value = typename Warp::value;
+    using lane_words = typename Warp::words;
+    using value = slots<lane_value, slots_per_thread>;
+    using words = slots<lane_words, slots_per_thread>;
+
+    /// Elements [i, i + span), 8 adjacent ones a thread; in_segments: each team of 16 threads in a segment of its own.
+    struct at_step {
+        int64_t i, n;
+        bool in_segments;
+        KEEL_FN int64_t first_of(int lane) const {
+            return in_segments ? i + (lane / team) * reduction_segment + (lane % team) * slots_per_thread
+                               : i + static_cast<int64_t>(lane) * slots_per_thread;
+        }
+    };
+
+    KEEL_FN bool leader() const { return Warp::leader(); }
+
+    // --- memory ------------------------------------------------------------------------------------------------------
+
+    template <class T> KEEL_FN value load(T const* p, at_step at) const { return load(strided<T const>{p, 1}, at); }
+    template <class T> KEEL_FN value load(strided<T> p, at_step at) const {
+        value v;
+        Warp::each_lane([&](int lane) {
+            int64_t const first = at.first_of(lane);
+            for (int k = 0; k < slots_per_thread; ++k)
+                Warp::of(v.s[k], lane) = first + k < at.n ? load_element(p.data + (first + k) * p.step) : 0.0f;
+        });
+        return v;
+    }
+    template <auto... Policy, class T> KEEL_FN void store(T* p, at_step at, value const& v) const {
+        store<Policy...>(strided<T>{p, 1}, at, v);
+    }
+    template <auto... Policy, class T> KEEL_FN void store(strided<T> p, at_step at, value const& v) const {
+        Warp::each_lane([&](int lane) {
+            int64_t const first = at.first_of(lane);
+            for (int k = 0; k < slots_per_thread; ++k)
+                if (first + k < at.n) store_element<Policy...>(p.data + (first + k) * p.step, Warp::of(v.s[k], lane));
+        });
+    }
+    KEEL_FN value inside(at_step at, value const& v) const { return kept(at, v, 0.0f); }
+    KEEL_FN words inside(at_step at, words const& u) const { return kept(at, u, 0u); }
+    KEEL_FN words position(at_step at) const {
+        words u;
+        Warp::each_lane([&](int lane) {
+            for (int k = 0; k < slots_per_thread; ++k) Warp::of(u.s[k], lane) = static_cast<uint32_t>(at.first_of(lane) + k);
+        });
+        return u;
+    }
+
+    // --- walks -------------------------------------------------------------------------------------------------------
+
+    template <class Body> KEEL_FN void each(int64_t n, Body body) const {
+        for (int64_t i = 0; i < n; i += span) body(at_step{i, n, false});
+    }
+
+    template <class Term> KEEL_FN float sum(int64_t n, Term term) const {
+        float total = 0.0f;
+        for (int64_t begin = 0; begin < n; begin += segments_at_once * reduction_segment) {
+            value acc(0.0f);
+            for (int64_t i = 0; i < reduction_segment; i += reduction_lanes) {
+                at_step const at{begin + i, n, true};
+                // A step past the end of the row changes nothing; skipping it also keeps -0 terms out.
+                if (at.i < n || segments_at_once > 1) acc = guarded(at, term(acc, at), acc);
+            }
+            lane_value const folded = fold(acc);
+            for (int s = 0; s < segments_at_once; ++s) total = add(total, Warp::broadcast(folded, s * team));
+        }
+        return canonical(total);
+    }
+
+    // --- uniform results ---------------------------------------------------------------------------------------------
+
+    KEEL_FN uint32_t max(words const& u) const {
+        lane_words m = u.s[0];
+        for (int k = 1; k < slots_per_thread; ++k) m = umax(m, u.s[k]);
+        for (int half = threads / 2; half > 0; half /= 2) m = umax(m, Warp::shuffle_xor(m, half));
+        return Warp::broadcast(m, 0);
+    }
+    KEEL_FN int64_t total(words const& u) const {
+        lane_words sum = u.s[0];
+        for (int k = 1; k < slots_per_thread; ++k) sum = sum + u.s[k];
+        for (int half = threads / 2; half > 0; half /= 2) sum = sum + Warp::shuffle_xor(sum, half);
+        return static_cast<int64_t>(Warp::broadcast(sum, 0));
+    }
+
+    template <class Keys> KEEL_FN int64_t arg_max(int64_t n, Keys keys) const {
+        words first(0u), second(0u), index(0xffffffffu);
+        each(n, [&](at_step at) {
+            auto const k = keys(at);
+            words const p = inside(at, k.primary), s = inside(at, k.secondary), here = position(at);
+            auto better = gt(p, first) | (eq(p, first) & gt(s, second)) | eq(index, words(0xffffffffu));
+            better = better & gt(words(static_cast<uint32_t>(n)), here);
+            first = select(better, p, first);
+            second = select(better, s, second);
+            index = select(better, here, index);
+        });
+        uint32_t const top = max(first);
+        second = select(eq(first, words(top)), second, words(0u));
+        index = select(eq(first, words(top)), index, words(0xffffffffu));
+        uint32_t const next = max(second);
+        index = select(eq(second, words(next)), index, words(0xffffffffu));
+        return static_cast<int64_t>(~max(index ^ words(0xffffffffu)));
+    }
+
+    // --- blocks ------------------------------------------------------------------------------------------------------
+
+    /// A step of the warp holds span / B blocks; a team of B / 8 threads owns each.
+    template <int B> struct block {
+        static constexpr int block_team = B / slots_per_thread;
+        using values = warp_group::value;
+        using block_words = warp_group::words;
+        at_step at;
+
+        template <class T> KEEL_FN values load(T const* p) const { return warp_group{}.load(p, at); }
+        template <auto... Policy, class T> KEEL_FN void store(T* p, values const& v) const {
+            warp_group{}.template store<Policy...>(p, at, v);
+        }
+        KEEL_FN lane_words max(block_words const& u) const {
+            lane_words m = u.s[0];
+            for (int k = 1; k < slots_per_thread; ++k) m = umax(m, u.s[k]);
+            for (int half = block_team / 2; half > 0; half /= 2) m = umax(m, Warp::shuffle_xor(m, half));
+            return m;
+        }
+        template <auto... Policy, class T> KEEL_FN void put(T* p, lane_value const& v) const {
+            Warp::each_lane([&](int lane) {
+                int64_t const first = at.first_of(lane);
+                if (lane % block_team == 0 && first < at.n) store_element<Policy...>(p + first / B, Warp::of(v, lane));
+            });
+        }
+        KEEL_FN static values spread(lane_value const& v) {
+            values r;
+            for (int k = 0; k < slots_per_thread; ++k) r.s[k] = v;
+            return r;
+        }
+    };
+    template <int B, class Body> KEEL_FN void blocks(int64_t n, Body body) const {
+        static_assert(B % slots_per_thread == 0 && B <= span);
+        for (int64_t i = 0; i < n; i += span) body(block<B>{at_step{i, n, false}});
+    }
+
+  private:
+    template <class V, class S> KEEL_FN static V kept(at_step at, V const& v, S zero) {
+        V r;
+        Warp::each_lane([&](int lane) {
+            for (int k = 0; k < slots_per_thread; ++k)
+                Warp::of(r.s[k], lane) = at.first_of(lane) + k < at.n ? Warp::of(v.s[k], lane) : zero;
+        });
+        return r;
+    }
+    /// `next` where the element exists, `before` elsewhere.
+    KEEL_FN static value guarded(at_step at, value const& next, value const& before) {
+        value r;
+        Warp::each_lane([&](int lane) {
+            for (int k = 0; k < slots_per_thread; ++k)
+                Warp::of(r.s[k], lane) = at.first_of(lane) + k < at.n ? Warp::of(next.s[k], lane) : Warp::of(before.s[k], lane);
+        });
+        return r;
+    }
+    /// The halving tree over a segment's 128 lanes; lane = thread * 8 + slot, so thread bits come first. Threads that exchange
+    /// also halve their slots (each keeps the half it will need), so 4 + 2 + 1 + 1 shuffles do instead of 8 * 4.
+    KEEL_FN static lane_value fold(value const& v) {
+        lane_value a[4], b[2];
+        for (int k = 0; k < 4; ++k) {
+            lane_value const keep = Warp::pick(team / 2, v.s[k + 4], v.s[k]), send = Warp::pick(team / 2, v.s[k], v.s[k + 4]);
+            a[k] = add(keep, Warp::shuffle_xor(send, team / 2));
+        }
+        for (int k = 0; k < 2; ++k) {
+            lane_value const keep = Warp::pick(team / 4, a[k + 2], a[k]), send = Warp::pick(team / 4, a[k], a[k + 2]);
+            b[k] = add(keep, Warp::shuffle_xor(send, team / 4));
+        }
+        lane_value const keep = Warp::pick(team / 8, b[1], b[0]), send = Warp::pick(team / 8, b[0], b[1]);
+        lane_value c = add(keep, Warp::shuffle_xor(send, team / 8));
+        for (int half = team / 16; half > 0; half /= 2) c = add(c, Warp::shuffle_xor(c, half));
+        // What were the slot's bits 2, 1, 0 now sit in the thread's upper bits.
+        for (int half = team / 2; half >= team / 8; half /= 2) c = add(c, Warp::shuffle_xor(c, half));
+        return c;
+    }
+};
+
+} // namespace keel::inline KEEL_ABI
