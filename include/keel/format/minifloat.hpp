@@ -1,0 +1,172 @@
+// Small floating-point formats, all from one template.
+//
+//     minifloat<exponent bits, mantissa bits, bias, specials>
+//
+//              s e m   bias  specials  largest   min normal  min subnormal  Inf  NaN stored  nearest overflows
+//     bf16     1 8 7   127   ieee      3.390e38  2^-126      2^-133         yes  7FFF        from 3.396e38
+//     f16      1 5 10  15    ieee      65504     2^-14       2^-24          yes  7FFF        from 65520
+//     e4m3     1 4 3   7     fn        448       2^-6        2^-9           no   7F          above 464, a tie to 448
+//     e5m2     1 5 2   15    ieee      57344     2^-14       2^-16          yes  7F          from 61440
+//
+// A code is the sign, the exponent field e and the mantissa field m, high bit first. Its value is 2^(e - bias) * 1.m,
+// or 2^(1 - bias) * 0.m when e = 0, with the sign. Another format is one alias and needs nothing else:
+//
+//     using e4m3fnuz = keel::minifloat<4, 3, 8, keel::specials::fnuz>;
+//     using e2m1 = keel::minifloat<2, 1, 1, keel::specials::none>;
+//
+// How a float becomes a code. Its significand s has 24 bits; the format keeps the top 1 + M of them, fewer below its
+// smallest normal value: k = 23 - M + max(0, min_exponent - exponent) bits are cut off. Rounding adds a number below
+// 2^k to s before the cut, and this is the only place where the directions differ:
+//
+//     toward_zero 0       nearest_even 2^(k-1) - 1 + (last kept bit)       upward 2^k - 1, or 0 if negative
+//     stochastic  k random bits
+//
+// The code is then the rounded significand plus 2^M for each exponent above the smallest: a carry out of the mantissa
+// moves into the exponent by itself, and a carry out of the largest exponent is the overflow. A format with float's
+// bias needs none of this: its codes are the top bits of the float.
+//
+// Decoding is exact: the fields are moved into place and the bias is changed. Where e = 0, 2^(1-bias) * 1.m minus
+// 2^(1-bias) is 2^(1-bias) * 0.m, a difference of normal floats that no rounding mode and no flushing can touch.
+#pragma once
+
+#include <keel/format/format.hpp>
+
+namespace keel {
+
+/// A stored number: its bits and nothing else. encode and decode convert; arithmetic is done in float.
+template <int ExponentBits, int MantissaBits, int Bias, specials Specials> struct minifloat {
+    static_assert(ExponentBits >= 2 && MantissaBits >= 1 && 1 + ExponentBits + MantissaBits <= 16);
+    typename derived_traits<ExponentBits, MantissaBits, Bias, Specials>::storage bits;
+};
+
+template <int E, int M, int Bias, specials S> struct format_traits<minifloat<E, M, Bias, S>>
+    : derived_traits<E, M, Bias, S> {
+    static_assert(derived_traits<E, M, Bias, S>::max_exponent <= 127, "every value must be a float");
+    static_assert(Bias == 127 || Bias + M <= 64, "subnormals must be float's own, or normal floats far above those");
+};
+
+} // namespace keel
+
+namespace keel::inline KEEL_ABI {
+
+template <int E, int M, int Bias, specials S> struct codec<minifloat<E, M, Bias, S>> {
+    using traits = format_traits<minifloat<E, M, Bias, S>>;
+    static constexpr int cut = 23 - M;                                    ///< bits cut off a normal value
+    static constexpr uint32_t lowest = static_cast<uint32_t>(128 - Bias); ///< float's exponent field of min_normal
+    static constexpr int sign_shift = 31 - E - M;                         ///< from float's sign to the code's
+    static constexpr bool has_float_bias = Bias == 127;
+    /// The format is the top bits of a float, sign and specials included.
+    static constexpr bool is_short_float = has_float_bias && E == 8 && S == specials::ieee;
+
+    template <overflow O, rounding R, class F>
+    KEEL_FN static constexpr bits_of<F> encode(F const& x, bits_of<F> const& noise) {
+        static_assert(traits::has_nan || O == overflow::saturate, "a format without NaN can only saturate");
+        using U = bits_of<F>;
+        U const u = bits(x);
+        U const a = u & U(magnitude_mask);
+        if constexpr (is_short_float && O == overflow::to_nonfinite) {
+            return select(gt(a, U(infinity_bits)), U(traits::nan_code), round_at_fixed_bit<R>(u, u, noise));
+        } else if constexpr (O != overflow::to_nonfinite || R == rounding::toward_zero) {
+            return bounded<O == overflow::saturate>(round<R>(umin(a, U(traits::max_float_bits)), u, noise), u, a);
+        } else if constexpr (R == rounding::upward) { // only positive values overflow
+            auto const stays_finite = gt(u, U(sign_bit)) & gt(U(infinity_bits), a);
+            return unbounded(round<R>(select(stays_finite, umin(a, U(traits::max_float_bits)), a), u, noise), u, a);
+        } else {
+            return unbounded(round<R>(a, u, noise), u, a);
+        }
+    }
+
+    template <class F> KEEL_FN static constexpr F decode(bits_of<F> const& code) {
+        using U = bits_of<F>;
+        if constexpr (is_short_float) {
+            return as_float(shl<cut>(code));
+        } else {
+            U const a = code & U(traits::magnitude_code);
+            U u = shl<cut>(a) + U((lowest - 1) << 23);
+            if constexpr (!has_float_bias) { // the mask drops the sign of x - x under downward rounding
+                F const subnormal = as_float(u + U(1u << 23)) - F(traits::min_normal());
+                u = select(gt(U(1u << M), a), bits(subnormal) & U(magnitude_mask), u);
+            }
+            if constexpr (S == specials::ieee) u = select(gt(a, U(traits::max_code)), u | U(infinity_bits), u);
+            if constexpr (S == specials::fn) u = select(eq(a, U(traits::nan_code)), U(nan_bits), u);
+            u = u | (shl<sign_shift>(code) & U(sign_bit));
+            if constexpr (S == specials::fnuz) u = select(eq(u, U(sign_bit)), U(nan_bits), u); // the code of -0
+            return as_float(u);
+        }
+    }
+
+private:
+    /// The code of magnitude v, whose sign is u's, by the format's one rounding. Codes past max_code are overflows.
+    template <rounding R, class U> KEEL_FN static constexpr U round(U const& v, U const& u, U const& noise) {
+        if constexpr (has_float_bias) {
+            return round_at_fixed_bit<R>(v, u, noise);
+        } else {
+            return round_at_own_bit<R>(v, u, noise);
+        }
+    }
+
+    template <rounding R, class U>
+    KEEL_FN static constexpr U round_at_fixed_bit(U const& v, U const& u, U const& noise) {
+        if constexpr (R == rounding::nearest_even) {
+            return shr<cut>(v + U((1u << (cut - 1)) - 1) + (shr<cut>(v) & U(1u)));
+        } else if constexpr (R == rounding::upward) {
+            return shr<cut>(v + (is_positive(u) & U((1u << cut) - 1)));
+        } else if constexpr (R == rounding::stochastic) {
+            return shr<cut>(v + shr<32 - cut>(noise));
+        } else {
+            return shr<cut>(v);
+        }
+    }
+
+    /// As the head of this file says; the numbers below 2^k are words of ones or noise, shifted right by 32 - k.
+    template <rounding R, class U> KEEL_FN static constexpr U round_at_own_bit(U const& v, U const& u, U const& noise) {
+        U const exponent = shr<23>(v);
+        U const bottom = umax(exponent, U(lowest));
+        U significand = (v & U(0x7fffffu)) | U(0x800000u); // too large for zero and float's subnormals: see below
+        U k = bottom - exponent + U(static_cast<uint32_t>(cut));
+        if constexpr (R == rounding::nearest_even) { // k > 25 leaves 0, as it should
+            significand = significand + shr_by(U(0x7fffffffu), U(32u) - k) + (shr_by(significand, k) & U(1u));
+        } else if constexpr (R == rounding::upward) {
+            significand = select(eq(v, U(0u)), v, significand);
+            k = umin(k, U(31u));
+            significand = significand + shr_by(is_positive(u), U(32u) - k);
+        } else if constexpr (R == rounding::stochastic) {
+            U const most = umin(k, U(31u));
+            significand = shr_by(significand, k - most) + shr_by(noise, U(32u) - most);
+            k = most;
+        }
+        return shr_by(significand, k) + shl<M>(bottom - U(lowest));
+    }
+
+    /// All ones for positive numbers, 0 for negative ones.
+    template <class U> KEEL_FN static constexpr U is_positive(U const& u) { return shr<31>(u) - U(1u); }
+
+    /// The finished code where finite values have been kept finite; Inf too if Saturates.
+    template <bool Saturates, class U> KEEL_FN static constexpr U bounded(U const& code, U const& u, U const& a) {
+        if constexpr (Saturates) {
+            return with_sign(code, u, gt(a, U(infinity_bits)));
+        } else if constexpr (traits::has_infinity) {
+            U const finished = select(gt(a, U(infinity_bits - 1)), U(traits::infinity_code), code);
+            return with_sign(finished, u, gt(a, U(infinity_bits)));
+        } else {
+            return with_sign(code, u, gt(a, U(infinity_bits - 1)));
+        }
+    }
+
+    /// The finished code where a carry past max_code is an overflow.
+    template <class U> KEEL_FN static constexpr U unbounded(U const& code, U const& u, U const& a) {
+        if constexpr (traits::has_infinity) {
+            return with_sign(umin(code, U(traits::infinity_code)), u, gt(a, U(infinity_bits)));
+        } else {
+            return with_sign(code, u, gt(code, U(traits::max_code)));
+        }
+    }
+
+    template <class U, class Mask> KEEL_FN static constexpr U with_sign(U const& code, U const& u, Mask const& is_nan) {
+        U finished = code | (shr<sign_shift>(u) & U(traits::sign_code));
+        if constexpr (!traits::has_negative_zero) finished = select(eq(code, U(0u)), code, finished);
+        return select(is_nan, U(traits::nan_code), finished);
+    }
+};
+
+} // namespace keel::inline KEEL_ABI
