@@ -8,7 +8,7 @@ namespace keel::inline KEEL_ABI {
 
 /// One variable as all W lanes of a warp hold it. V is float, uint32_t or bool.
 template <class V, int W> struct lockstep_of {
-    V lane[W];
+    V lane[std::size_t{W}];
 
     lockstep_of() = default;
     KEEL_FN lockstep_of(V x) {

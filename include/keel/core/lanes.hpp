@@ -150,7 +150,7 @@ template <class V, int K> struct lane_traits<slots<V, K>> {
 
 /// K values of one lane type, handled elementwise: what a CUDA thread holds of a row, or a CPU thread of a block.
 template <class V, int K> struct slots {
-    V s[K];
+    V s[static_cast<std::size_t>(K)];
 
     slots() = default;
     KEEL_FN slots(scalar_of<V> x) {

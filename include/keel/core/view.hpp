@@ -15,8 +15,8 @@ template <class T, int Rank> struct view {
     static constexpr int rank = Rank;
 
     T* data = nullptr;
-    int64_t extent[Rank] = {};
-    int64_t stride[Rank] = {};
+    int64_t extent[std::size_t{Rank}] = {};
+    int64_t stride[std::size_t{Rank}] = {};
 
     KEEL_FN constexpr int64_t size() const {
         int64_t n = 1;

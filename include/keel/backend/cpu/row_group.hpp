@@ -31,7 +31,7 @@ template <class Arch> struct cpu_row_group {
     template <class T> KEEL_FN value load(T const* p, at_full at) const { return load_pack<value>(p + at.i); }
     template <class T> KEEL_FN value load(T const* p, at_tail at) const { return load_pack_partial<value>(p + at.i, at.count); }
     template <class T, class At> KEEL_FN value load(strided<T> p, At at) const {
-        std::remove_const_t<T> line[width] = {};
+        std::remove_const_t<T> line[std::size_t{width}] = {};
         for (int64_t k = 0; k < count_of(at); ++k) line[k] = p.data[(at.i + k) * p.step];
         return load_pack<value>(line);
     }
@@ -43,7 +43,7 @@ template <class Arch> struct cpu_row_group {
         store_pack_partial<Policy...>(p + at.i, v, at.count);
     }
     template <auto... Policy, class T, class At> KEEL_FN void store(strided<T> p, At at, value const& v) const {
-        T line[width];
+        T line[std::size_t{width}];
         store_pack<Policy...>(line, v);
         for (int64_t k = 0; k < count_of(at); ++k) p.data[(at.i + k) * p.step] = line[k];
     }
@@ -72,7 +72,7 @@ template <class Arch> struct cpu_row_group {
         float total = 0.0f;
         for (int64_t begin = 0; begin < n; begin += reduction_segment) {
             int64_t const end = begin + reduction_segment < n ? begin + reduction_segment : n;
-            value acc[registers];
+            value acc[std::size_t{registers}];
             for (int r = 0; r < registers; ++r) acc[r] = value(0.0f);
             int64_t i = begin;
             for (; i + reduction_lanes <= end; i += reduction_lanes)
@@ -177,11 +177,11 @@ template <class Arch> struct cpu_row_group {
     }
     template <auto... Policy, class T> KEEL_FN static void store_pack(T* p, value const& v) {
         if constexpr (std::is_same_v<T, float>) keel::store(p, canonical(v));
-        else store_words(storage_of(p), encode_stored<T, Policy...>(v));
+        else store_words(storage_of(p), encode_words<T, Policy...>(v));
     }
     template <auto... Policy, class T> KEEL_FN static void store_pack_partial(T* p, value const& v, int64_t n) {
         if constexpr (std::is_same_v<T, float>) store_partial(p, canonical(v), n);
-        else store_words_partial(storage_of(p), encode_stored<T, Policy...>(v), n);
+        else store_words_partial(storage_of(p), encode_words<T, Policy...>(v), n);
     }
 };
 
