@@ -8,9 +8,9 @@
 //     nearest_even   the nearer power of two; the tie 1.5 * 2^n goes to the larger one (IEEE 754's rule for one digit)
 //     stochastic     to the larger power with probability x / 2^n - 1
 //
-// Values below 2^-127, zero and -0 included, become 2^-127. Negative values become NaN: a scale has no sign, so one with
-// a sign is a fault to be seen. Past 2^127: saturate gives 2^127, for Inf too; saturate_finite gives 2^127, and NaN for
-// Inf; to_nonfinite gives NaN for what the rounding carries past it and for Inf.
+// Values below 2^-127, zero and -0 included, become 2^-127. Negative values become NaN: a scale has no sign, so one
+// that has is a fault to be seen. Past 2^127: saturate gives 2^127, for Inf too; saturate_finite gives 2^127, and NaN
+// for Inf; to_nonfinite gives NaN for what the rounding carries past it and for Inf.
 #pragma once
 
 #include <keel/format/format.hpp>

@@ -161,8 +161,9 @@ KEEL_FN constexpr float round_to_odd(double x) {
 template <scalar_format T, overflow O = store_policy<T>::out_of_range, rounding R = rounding::nearest_even, class F>
     requires(R != rounding::stochastic)
 KEEL_FN constexpr bits_of<F> encode_words(F const& x) { return codec<T>::template encode<O, R>(x, bits_of<F>(0u)); }
-/// The same with 32 random bits a lane: it is rounded away from zero with a probability equal to the part cut off, exact
-/// for parts of up to 31 bits, else short of it by less than 2^-31. Only to_nonfinite makes a finite value Inf or NaN.
+/// The same with 32 random bits a lane: it is rounded away from zero with a probability equal to the part cut off,
+/// exactly so for normal codes; for subnormal ones it is short of that by less than 2^(mantissa_bits - 30).
+/// Only to_nonfinite makes a finite value Inf or NaN.
 template <scalar_format T, overflow O, rounding R, class F>
     requires(R == rounding::stochastic)
 KEEL_FN constexpr bits_of<F> encode_words(F const& x, bits_of<F> const& noise) {

@@ -14,16 +14,18 @@
 //     using e4m3fnuz = keel::minifloat<4, 3, 8, keel::specials::fnuz>;
 //     using e2m1 = keel::minifloat<2, 1, 1, keel::specials::none>;
 //
-// How a float becomes a code. Its significand s has 24 bits; the format keeps the top 1 + M of them, fewer below its
-// smallest normal value: k = 23 - M + max(0, min_exponent - exponent) bits are cut off. Rounding adds a number below
-// 2^k to s before the cut, and this is the only place where the directions differ:
+// How a float becomes a code. Its significand goes to the top of a 31-bit word and, below the format's smallest normal
+// value, is shifted right by the missing exponents: the last bit that the format keeps now has the same place in every
+// value. Rounding adds something below that bit, and what lies below it is cut off:
 //
-//     toward_zero 0       nearest_even 2^(k-1) - 1 + (last kept bit)       upward 2^k - 1, or 0 if negative
-//     stochastic  k random bits
+//     toward_zero   nothing
+//     nearest_even  half a unit less the last place, plus the last kept bit: a tie moves only an odd code
+//     stochastic    random bits
+//     upward        of a positive value: the code after that of its predecessor, cut; of a negative one: nothing
 //
-// The code is then the rounded significand plus 2^M for each exponent above the smallest: a carry out of the mantissa
-// moves into the exponent by itself, and a carry out of the largest exponent is the overflow. A format with float's
-// bias needs none of this: its codes are the top bits of the float.
+// The code is this plus 2^M for each exponent above the smallest, so a carry out of the mantissa moves into the
+// exponent by itself, and a carry out of the largest exponent is the overflow. In a format with float's bias the kept
+// bits have one place from the start: its codes are the top bits of the float.
 //
 // Decoding is exact: the fields are moved into place and the bias is changed. Where e = 0, 2^(1-bias) * 1.m minus
 // 2^(1-bias) is 2^(1-bias) * 0.m, a difference of normal floats that no rounding mode and no flushing can touch.
@@ -65,7 +67,7 @@ template <int E, int M, int Bias, specials S> struct codec<minifloat<E, M, Bias,
         U const u = bits(x);
         U const a = u & U(magnitude_mask);
         if constexpr (is_short_float && O == overflow::to_nonfinite) {
-            return select(gt(a, U(infinity_bits)), U(traits::nan_code), round_at_fixed_bit<R>(u, u, noise));
+            return select(gt(a, U(infinity_bits)), U(traits::nan_code), round<R>(u, u, noise));
         } else if constexpr (O != overflow::to_nonfinite || R == rounding::toward_zero) {
             return bounded<O == overflow::saturate>(round<R>(umin(a, U(traits::max_float_bits)), u, noise), u, a);
         } else if constexpr (R == rounding::upward) { // only positive values overflow
@@ -96,50 +98,40 @@ template <int E, int M, int Bias, specials S> struct codec<minifloat<E, M, Bias,
     }
 
 private:
-    /// The code of magnitude v, whose sign is u's, by the format's one rounding. Codes past max_code are overflows.
+    /// The code of magnitude v, whose sign is u's (v may keep it in a short float). Above max_code it is an overflow.
     template <rounding R, class U> KEEL_FN static constexpr U round(U const& v, U const& u, U const& noise) {
+        if constexpr (R == rounding::upward) {
+            U const one = umin(v, U(1u)) & (shr<31>(u) - U(1u)); // 1 for positive values, else 0
+            return align_and_cut<rounding::toward_zero>(v - one, noise) + one;
+        } else {
+            return align_and_cut<R>(v, noise);
+        }
+    }
+
+    template <rounding R, class U> KEEL_FN static constexpr U align_and_cut(U const& v, U const& noise) {
         if constexpr (has_float_bias) {
-            return round_at_fixed_bit<R>(v, u, noise);
+            return cut_off<R, cut>(v, noise);
         } else {
-            return round_at_own_bit<R>(v, u, noise);
+            U const exponent = shr<23>(v);
+            U const bottom = umax(exponent, U(lowest));
+            U const significand = (v & U(0x7fffffu)) | U(0x800000u); // wrong below 2^-126, but shifted away there
+            U aligned = shr_by(shl<7>(significand), bottom - exponent);
+            if constexpr (R == rounding::nearest_even && M > 6) { // a tie that is none must not look like one
+                aligned = aligned | umin(significand & U((1u << (M - 6)) - 1), U(1u));
+            }
+            return cut_off<R, cut + 7>(aligned, noise) + shl<M>(bottom - U(lowest));
         }
     }
 
-    template <rounding R, class U>
-    KEEL_FN static constexpr U round_at_fixed_bit(U const& v, U const& u, U const& noise) {
+    template <rounding R, int K, class U> KEEL_FN static constexpr U cut_off(U const& v, U const& noise) {
         if constexpr (R == rounding::nearest_even) {
-            return shr<cut>(v + U((1u << (cut - 1)) - 1) + (shr<cut>(v) & U(1u)));
-        } else if constexpr (R == rounding::upward) {
-            return shr<cut>(v + (is_positive(u) & U((1u << cut) - 1)));
+            return shr<K>(v + U((1u << (K - 1)) - 1) + (shr<K>(v) & U(1u)));
         } else if constexpr (R == rounding::stochastic) {
-            return shr<cut>(v + shr<32 - cut>(noise));
+            return shr<K>(v + shr<32 - K>(noise));
         } else {
-            return shr<cut>(v);
+            return shr<K>(v);
         }
     }
-
-    /// As the head of this file says; the numbers below 2^k are words of ones or noise, shifted right by 32 - k.
-    template <rounding R, class U> KEEL_FN static constexpr U round_at_own_bit(U const& v, U const& u, U const& noise) {
-        U const exponent = shr<23>(v);
-        U const bottom = umax(exponent, U(lowest));
-        U significand = (v & U(0x7fffffu)) | U(0x800000u); // too large for zero and float's subnormals: see below
-        U k = bottom - exponent + U(static_cast<uint32_t>(cut));
-        if constexpr (R == rounding::nearest_even) { // k > 25 leaves 0, as it should
-            significand = significand + shr_by(U(0x7fffffffu), U(32u) - k) + (shr_by(significand, k) & U(1u));
-        } else if constexpr (R == rounding::upward) {
-            significand = select(eq(v, U(0u)), v, significand);
-            k = umin(k, U(31u));
-            significand = significand + shr_by(is_positive(u), U(32u) - k);
-        } else if constexpr (R == rounding::stochastic) {
-            U const most = umin(k, U(31u));
-            significand = shr_by(significand, k - most) + shr_by(noise, U(32u) - most);
-            k = most;
-        }
-        return shr_by(significand, k) + shl<M>(bottom - U(lowest));
-    }
-
-    /// All ones for positive numbers, 0 for negative ones.
-    template <class U> KEEL_FN static constexpr U is_positive(U const& u) { return shr<31>(u) - U(1u); }
 
     /// The finished code where finite values have been kept finite; Inf too if Saturates.
     template <bool Saturates, class U> KEEL_FN static constexpr U bounded(U const& code, U const& u, U const& a) {
