@@ -1,0 +1,101 @@
+// The run as JSON lines: appended, never rewritten, one complete line a write, so that a reader may follow along and
+// a crash costs at most the line it hit. Three kinds of record:
+//     {"record":"start","attempt":2,"step":400, ...facts of the run}     one at each start and resumption
+//     {"record":"step","attempt":2,"step":401,"loss":1.31, ...}         the figures of health.hpp
+//     {"record":"held_out","attempt":2,"step":500,"bits_per_byte":1.98, ...}
+// Numbers are JSON numbers but for "nan", "inf" and "-inf". A start at step 0 begins a new run; one at a later step
+// goes on with the run before it, whose records of later steps it replaces.
+#pragma once
+
+#include <cmath>
+#include <concepts>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include <fcntl.h>
+
+#include "error.hpp"
+#include "files.hpp"
+#include "health.hpp"
+#include "json.hpp"
+#include "numbers.hpp"
+
+namespace tiny_lm {
+
+/// One line of the log in the making.
+class log_record {
+public:
+    explicit log_record(std::string_view kind) { add("record", kind); }
+
+    log_record& add(std::string_view name, std::string_view text) { return put(name, json_string(text)); }
+    log_record& add(std::string_view name, char const* text) { return add(name, std::string_view(text)); }
+    log_record& add(std::string_view name, double value) {
+        return put(name, std::isfinite(value) ? shortest(value) : json_string(shortest(value)));
+    }
+    log_record& add(std::string_view name, std::integral auto value) { return put(name, shortest(value)); }
+
+    std::string line() const { return "{" + members_ + "}\n"; }
+
+private:
+    log_record& put(std::string_view name, std::string const& value) {
+        members_ += (members_.empty() ? "" : ",") + json_string(name) + ":" + value;
+        return *this;
+    }
+    std::string members_;
+};
+
+/// The log file; with an empty path it swallows everything.
+class run_log {
+public:
+    /// Opens or creates the file. user_error if that cannot be done or if what is there is no log.
+    explicit run_log(std::string const& path)
+        : path_(path),
+          file_(path.empty() ? -1 : ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
+        if (path.empty()) return;
+        if (!file_) throw fail();
+        if (!std::filesystem::is_regular_file(path)) return; // a pipe or a terminal has no past
+        auto const bytes = read_file(path);
+        std::string_view const before(reinterpret_cast<char const*>(bytes.data()), bytes.size());
+        std::string_view constexpr start = R"({"record":"start",)";
+        if (!before.empty() && !before.starts_with(start))
+            throw complaint("--log", quote(path) + ", which is no log of this program", "a new file or such a log");
+        for (std::size_t at = 0; (at = before.find(start, at)) != before.npos; ++at)
+            if (at == 0 || before[at - 1] == '\n') ++attempt_;
+        torn_ = !before.empty() && before.back() != '\n';
+    }
+
+    /// Which start of the run this is, counted from 1 over all that the file holds.
+    std::int64_t attempt() const { return attempt_; }
+
+    /// A record that starts with its kind, the attempt and the step.
+    log_record record(std::string_view kind, std::int64_t step) const {
+        return log_record(kind).add("attempt", attempt_).add("step", step);
+    }
+    /// Appends a record. user_error if the disk refuses.
+    void write(log_record const& record) {
+        if (!file_) return;
+        std::string const line = (torn_ ? "\n" : "") + record.line();
+        torn_ = false;
+        if (!write_all(file_.get(), std::as_bytes(std::span(line)))) throw fail();
+    }
+    /// Appends a step's figures.
+    void write(health const& h) {
+        log_record record("step");
+        record.add("attempt", attempt_);
+        for_each_figure(h, [&](char const* name, auto value) { record.add(name, value); });
+        write(record);
+    }
+
+private:
+    user_error fail() const { return user_error("cannot write " + quote(path_) + ": " + system_reason()); }
+
+    std::string path_;
+    descriptor file_;
+    bool torn_ = false; ///< the file ends within a line
+    std::int64_t attempt_ = 1;
+};
+
+} // namespace tiny_lm
