@@ -7,8 +7,11 @@
 //     using U = typename G::words;      their 32-bit words
 //
 //     g.sum(n, term)      acc = term(acc, at) over the row in THE reduction order (core/reduce.hpp); a float, uniform
+//     g.sums<N>(n, term)  N such sums in one pass: term(acc, at) updates the array acc of N; a row_sums<N>
 //     g.each(n, body)     body(at) over the row: whole packs, then one tail
-//     g.blocks<B>(n, body) body(b) over blocks of B: b.load(p), b.store<O>(p, v), b.max(u), b.put<O>(p, v), b.inside(v), b.count
+//     g.blocks<B>(n, body) body(b) over blocks of B elements: b.load(p) and b.store<O>(p, v) the elements; b.max(u) the block's
+//                         largest word, one a lane; b.put<O>(p, x) one value a block, at p[block]; b.get(p) reads it; b.spread(x) beside its elements;
+//                         b.valid() lanes whose block lies in the row; b.count_true(m) elements that are true, one count a lane
 //     g.load(p, at)       decoded to fp32; +0 past the row's end; never reads past it
 //     g.store(p, at, v)   encoded with one rounding; one canonical NaN; never writes past the row's end.
 //                         g.store<O>(p, at, v) names the overflow policy, which FP8 needs
@@ -18,8 +21,10 @@
 //     g.total(u)          sum of all lanes' words (counters); a uniform int64
 //     g.arg_max(n, keys)  index of the largest pair {primary, secondary} = keys(at); ties go to the lowest index
 //     g.leader()          true in one lane: guards scalar stores
+//     g.sync()            what any lane has stored is seen by all: between a store and a load of other lanes' elements
 //
-// p points at the row's first element (adjacent elements), or is a strided<T> for elements `step` apart.
+// p points at the row's first element (adjacent elements), or is a strided<T> for elements `step` apart, or an
+// indexed<T, I> for elements picked by a row of indices.
 #pragma once
 
 #include <concepts>
@@ -42,6 +47,23 @@ template <class T> struct strided {
     T* data;
     int64_t step;
     KEEL_FN strided operator+(int64_t elements) const { return {data + elements * step, step}; }
+    KEEL_FN T* element(int64_t i) const { return data + i * step; }
+};
+
+/// A row picked from another: element i is data[index[i]]. Where it is stored to, the indices are distinct.
+template <class T, class I> struct indexed {
+    T* data;
+    I const* index;
+    KEEL_FN T* element(int64_t i) const { return data + static_cast<int64_t>(index[i]); }
+};
+
+/// A row whose elements are found one by one.
+template <class P>
+concept scattered_row = requires(P p, int64_t i) { p.element(i); };
+
+/// The result of g.sums<N>.
+template <int N> struct row_sums {
+    float value[std::size_t{N}] = {};
 };
 
 /// The keys of g.arg_max: compared as unsigned words, primary first.

@@ -19,13 +19,14 @@ struct reference_group {
     KEEL_FN bool leader() const { return true; }
 
     template <class T> KEEL_FN float load(T const* p, at_element at) const { return load_element(p + at.i); }
-    template <class T> KEEL_FN float load(strided<T> p, at_element at) const { return load_element(p.data + at.i * p.step); }
+    template <scattered_row P> KEEL_FN float load(P p, at_element at) const { return load_element(p.element(at.i)); }
     template <auto... Policy, class T> KEEL_FN void store(T* p, at_element at, float v) const {
         store_element<Policy...>(p + at.i, v);
     }
-    template <auto... Policy, class T> KEEL_FN void store(strided<T> p, at_element at, float v) const {
-        store_element<Policy...>(p.data + at.i * p.step, v);
+    template <auto... Policy, scattered_row P> KEEL_FN void store(P p, at_element at, float v) const {
+        store_element<Policy...>(p.element(at.i), v);
     }
+    KEEL_FN void sync() const {}
     KEEL_FN float inside(at_element, float v) const { return v; }
     KEEL_FN uint32_t inside(at_element, uint32_t u) const { return u; }
     KEEL_FN uint32_t position(at_element at) const { return static_cast<uint32_t>(at.i); }
@@ -47,6 +48,21 @@ struct reference_group {
         return canonical(total);
     }
 
+    template <int N, class Term> KEEL_FN row_sums<N> sums(int64_t n, Term term) const {
+        row_sums<N> total;
+        for (int64_t begin = 0; begin < n; begin += reduction_segment) {
+            float lane[reduction_lanes][std::size_t{N}] = {};
+            for (int64_t i = begin; i < n && i < begin + reduction_segment; ++i) term(lane[(i - begin) % reduction_lanes], at_element{i});
+            for (int k = 0; k < N; ++k) {
+                float column[reduction_lanes];
+                for (int l = 0; l < reduction_lanes; ++l) column[l] = lane[l][k];
+                total.value[k] = add(total.value[k], fold_lanes(column));
+            }
+        }
+        for (int k = 0; k < N; ++k) total.value[k] = canonical(total.value[k]);
+        return total;
+    }
+
     KEEL_FN uint32_t max(uint32_t u) const { return u; }
     KEEL_FN int64_t total(uint32_t u) const { return static_cast<int64_t>(u); }
 
@@ -60,10 +76,14 @@ struct reference_group {
         return best;
     }
 
+    template <int B> using block_lane_words = uint32_t;
+
     template <int B> struct block {
         static constexpr int packs = B;
         using values = slots<float, B>;
         using block_words = slots<uint32_t, B>;
+        using lane = float;
+        using lane_words = uint32_t;
         int64_t i, count, index;
 
         template <class T> KEEL_FN values load(T const* p) const {
@@ -80,6 +100,13 @@ struct reference_group {
             return m;
         }
         template <auto... Policy, class T> KEEL_FN void put(T* p, float v) const { store_element<Policy...>(p + index, v); }
+        KEEL_FN bool valid() const { return true; }
+        KEEL_FN uint32_t count_true(slots<bool, B> const& m) const {
+            uint32_t n = 0;
+            for (int k = 0; k < B; ++k) n += m.s[k] ? 1u : 0u;
+            return n;
+        }
+        template <class T> KEEL_FN float get(T const* p) const { return load_element(p + index); }
         KEEL_FN static values spread(float v) { return values(v); }
     };
     template <int B, class Body> KEEL_FN void blocks(int64_t n, Body body) const {

@@ -37,25 +37,26 @@ template <class Warp> struct warp_group {
     // --- memory ------------------------------------------------------------------------------------------------------
 
     template <class T> KEEL_FN value load(T const* p, at_step at) const { return load(strided<T const>{p, 1}, at); }
-    template <class T> KEEL_FN value load(strided<T> p, at_step at) const {
+    template <scattered_row P> KEEL_FN value load(P p, at_step at) const {
         value v;
         Warp::each_lane([&](int lane) {
             int64_t const first = at.first_of(lane);
             for (int k = 0; k < slots_per_thread; ++k)
-                Warp::of(v.s[k], lane) = first + k < at.n ? load_element(p.data + (first + k) * p.step) : 0.0f;
+                Warp::of(v.s[k], lane) = first + k < at.n ? load_element(p.element(first + k)) : 0.0f;
         });
         return v;
     }
     template <auto... Policy, class T> KEEL_FN void store(T* p, at_step at, value const& v) const {
         store<Policy...>(strided<T>{p, 1}, at, v);
     }
-    template <auto... Policy, class T> KEEL_FN void store(strided<T> p, at_step at, value const& v) const {
+    template <auto... Policy, scattered_row P> KEEL_FN void store(P p, at_step at, value const& v) const {
         Warp::each_lane([&](int lane) {
             int64_t const first = at.first_of(lane);
             for (int k = 0; k < slots_per_thread; ++k)
-                if (first + k < at.n) store_element<Policy...>(p.data + (first + k) * p.step, Warp::of(v.s[k], lane));
+                if (first + k < at.n) store_element<Policy...>(p.element(first + k), Warp::of(v.s[k], lane));
         });
     }
+    KEEL_FN void sync() const { Warp::sync(); }
     KEEL_FN value inside(at_step at, value const& v) const { return kept(at, v, 0.0f); }
     KEEL_FN words inside(at_step at, words const& u) const { return kept(at, u, 0u); }
     KEEL_FN words position(at_step at) const {
@@ -87,17 +88,44 @@ template <class Warp> struct warp_group {
         return canonical(total);
     }
 
+    template <int N, class Term> KEEL_FN row_sums<N> sums(int64_t n, Term term) const {
+        row_sums<N> total;
+        for (int64_t begin = 0; begin < n; begin += segments_at_once * reduction_segment) {
+            value acc[std::size_t{N}], next[std::size_t{N}];
+            for (int k = 0; k < N; ++k) acc[k] = value(0.0f);
+            for (int64_t i = 0; i < reduction_segment; i += reduction_lanes) {
+                at_step const at{begin + i, n, true};
+                if (at.i >= n && segments_at_once == 1) continue;
+                for (int k = 0; k < N; ++k) next[k] = acc[k];
+                term(next, at);
+                for (int k = 0; k < N; ++k) acc[k] = guarded(at, next[k], acc[k]);
+            }
+            for (int k = 0; k < N; ++k) {
+                lane_value const folded = fold(acc[k]);
+                for (int s = 0; s < segments_at_once; ++s) total.value[k] = add(total.value[k], Warp::broadcast(folded, s * team));
+            }
+        }
+        for (int k = 0; k < N; ++k) total.value[k] = canonical(total.value[k]);
+        return total;
+    }
+
     // --- uniform results ---------------------------------------------------------------------------------------------
 
     KEEL_FN uint32_t max(words const& u) const {
         lane_words m = u.s[0];
         for (int k = 1; k < slots_per_thread; ++k) m = umax(m, u.s[k]);
+        return max(m);
+    }
+    KEEL_FN uint32_t max(lane_words m) const {
         for (int half = threads / 2; half > 0; half /= 2) m = umax(m, Warp::shuffle_xor(m, half));
         return Warp::broadcast(m, 0);
     }
     KEEL_FN int64_t total(words const& u) const {
         lane_words sum = u.s[0];
         for (int k = 1; k < slots_per_thread; ++k) sum = sum + u.s[k];
+        return total(sum);
+    }
+    KEEL_FN int64_t total(lane_words sum) const {
         for (int half = threads / 2; half > 0; half /= 2) sum = sum + Warp::shuffle_xor(sum, half);
         return static_cast<int64_t>(Warp::broadcast(sum, 0));
     }
@@ -123,11 +151,15 @@ template <class Warp> struct warp_group {
 
     // --- blocks ------------------------------------------------------------------------------------------------------
 
+    template <int B> using block_lane_words = lane_words;
+
     /// A step of the warp holds span / B blocks; a team of B / 8 threads owns each.
     template <int B> struct block {
         static constexpr int block_team = B / slots_per_thread;
         using values = warp_group::value;
         using block_words = warp_group::words;
+        using lane = lane_value;
+        using lane_words = warp_group::lane_words;
         at_step at;
 
         template <class T> KEEL_FN values load(T const* p) const { return warp_group{}.load(p, at); }
@@ -141,10 +173,28 @@ template <class Warp> struct warp_group {
             return m;
         }
         template <auto... Policy, class T> KEEL_FN void put(T* p, lane_value const& v) const {
-            Warp::each_lane([&](int lane) {
-                int64_t const first = at.first_of(lane);
-                if (lane % block_team == 0 && first < at.n) store_element<Policy...>(p + first / B, Warp::of(v, lane));
+            Warp::each_lane([&](int l) {
+                int64_t const first = at.first_of(l);
+                if (l % block_team == 0 && first < at.n) store_element<Policy...>(p + first / B, Warp::of(v, l));
             });
+        }
+        KEEL_FN mask_of<lane_value> valid() const {
+            lane_words inside(0u);
+            Warp::each_lane([&](int l) { Warp::of(inside, l) = at.first_of(l) < at.n ? 1u : 0u; });
+            return eq(inside, lane_words(1u));
+        }
+        KEEL_FN lane_words count_true(mask_of<values> const& m) const {
+            lane_words n(0u);
+            for (int k = 0; k < slots_per_thread; ++k) n = n + select(m.s[k], lane_words(1u), lane_words(0u));
+            return n;
+        }
+        template <class T> KEEL_FN lane_value get(T const* p) const {
+            lane_value v(0.0f);
+            Warp::each_lane([&](int l) {
+                int64_t const first = at.first_of(l);
+                if (first < at.n) Warp::of(v, l) = load_element(p + first / B);
+            });
+            return v;
         }
         KEEL_FN static values spread(lane_value const& v) {
             values r;

@@ -126,6 +126,17 @@ template <class F> KEEL_FN F canonical(F const& x) {
     return as_float(select(is_nan(x), U(nan_bits), bits(x)));
 }
 
+/// A word that orders like the float: -Inf < ... < -0 < +0 < ... < Inf < NaN. A maximum of floats is taken of these.
+template <class F> KEEL_FN bits_of<F> ordered_word(F const& x) {
+    using U = bits_of<F>;
+    U const u = bits(canonical(x));
+    return u ^ select(gt(u, U(magnitude_mask)), U(0xffffffffu), U(sign_bit));
+}
+/// The float of an ordered word.
+KEEL_FN float from_ordered_word(uint32_t u) { return as_float(u ^ (u < sign_bit ? 0xffffffffu : sign_bit)); }
+/// Below every ordered word of a number: the start of a maximum.
+inline constexpr uint32_t lowest_ordered_word = 0;
+
 // --- slots: K lane types side by side --------------------------------------------------------------------------------
 
 template <class V> struct scalar_of_ {

@@ -30,9 +30,9 @@ template <class Arch> struct cpu_row_group {
 
     template <class T> KEEL_FN value load(T const* p, at_full at) const { return load_pack<value>(p + at.i); }
     template <class T> KEEL_FN value load(T const* p, at_tail at) const { return load_pack_partial<value>(p + at.i, at.count); }
-    template <class T, class At> KEEL_FN value load(strided<T> p, At at) const {
-        std::remove_const_t<T> line[std::size_t{width}] = {};
-        for (int64_t k = 0; k < count_of(at); ++k) line[k] = p.data[(at.i + k) * p.step];
+    template <scattered_row P, class At> KEEL_FN value load(P p, At at) const {
+        std::remove_cvref_t<decltype(*p.element(0))> line[std::size_t{width}] = {};
+        for (int64_t k = 0; k < count_of(at); ++k) line[k] = *p.element(at.i + k);
         return load_pack<value>(line);
     }
 
@@ -42,11 +42,12 @@ template <class Arch> struct cpu_row_group {
     template <auto... Policy, class T> KEEL_FN void store(T* p, at_tail at, value const& v) const {
         store_pack_partial<Policy...>(p + at.i, v, at.count);
     }
-    template <auto... Policy, class T, class At> KEEL_FN void store(strided<T> p, At at, value const& v) const {
-        T line[std::size_t{width}];
+    template <auto... Policy, scattered_row P, class At> KEEL_FN void store(P p, At at, value const& v) const {
+        std::remove_cvref_t<decltype(*p.element(0))> line[std::size_t{width}];
         store_pack<Policy...>(line, v);
-        for (int64_t k = 0; k < count_of(at); ++k) p.data[(at.i + k) * p.step] = line[k];
+        for (int64_t k = 0; k < count_of(at); ++k) *p.element(at.i + k) = line[k];
     }
+    KEEL_FN void sync() const {}
 
     KEEL_FN static int64_t count_of(at_full) { return width; }
     KEEL_FN static int64_t count_of(at_tail at) { return at.count; }
@@ -89,6 +90,30 @@ template <class Arch> struct cpu_row_group {
         return canonical(total);
     }
 
+    template <int N, class Term> KEEL_FN row_sums<N> sums(int64_t n, Term term) const {
+        row_sums<N> total;
+        for (int64_t begin = 0; begin < n; begin += reduction_segment) {
+            int64_t const end = begin + reduction_segment < n ? begin + reduction_segment : n;
+            value acc[std::size_t{registers}][std::size_t{N}];
+            for (int r = 0; r < registers; ++r)
+                for (int k = 0; k < N; ++k) acc[r][k] = value(0.0f);
+            int64_t i = begin;
+            for (; i + reduction_lanes <= end; i += reduction_lanes)
+                for (int r = 0; r < registers; ++r) term(acc[r], at_full{i + r * width});
+            for (int r = 0; r < registers && i + r * width < end; ++r) {
+                int64_t const left = end - i - r * width;
+                if (left >= width) term(acc[r], at_full{i + r * width});
+                else if constexpr (width > 1) term(acc[r], at_tail{i + r * width, left});
+            }
+            for (int half = registers / 2; half > 0; half /= 2)
+                for (int r = 0; r < half; ++r)
+                    for (int k = 0; k < N; ++k) acc[r][k] = acc[r][k] + acc[r + half][k];
+            for (int k = 0; k < N; ++k) total.value[k] = add(total.value[k], tree_sum(acc[0][k]));
+        }
+        for (int k = 0; k < N; ++k) total.value[k] = canonical(total.value[k]);
+        return total;
+    }
+
     // --- uniform results ---------------------------------------------------------------------------------------------
 
     KEEL_FN uint32_t max(words const& u) const { return max_word(u); }
@@ -117,11 +142,15 @@ template <class Arch> struct cpu_row_group {
 
     // --- blocks ------------------------------------------------------------------------------------------------------
 
+    template <int B> using block_lane_words = words;
+
     /// B consecutive elements (fewer in the row's last block) as B / width packs.
     template <int B, bool Full> struct block {
         static constexpr int packs = B / width;
         using values = slots<value, packs>;
         using block_words = slots<words, packs>;
+        using lane = value;
+        using lane_words = words;
         int64_t i;     ///< first element
         int64_t count; ///< elements inside the row
         int64_t index; ///< number of the block in the row
@@ -151,6 +180,15 @@ template <class Arch> struct cpu_row_group {
         template <auto... Policy, class T> KEEL_FN void put(T* p, value const& v) const {
             store_pack_partial<Policy...>(p + index, v, 1);
         }
+        /// True where the lane's block lies in the row.
+        KEEL_FN mask_of<value> valid() const { return mask_of<value>(true); }
+        /// How many elements of each lane are true.
+        KEEL_FN words count_true(mask_of<values> const& m) const {
+            words n(0u);
+            for (int k = 0; k < packs; ++k) n = n + select(m.s[k], words(1u), words(0u));
+            return n;
+        }
+        template <class T> KEEL_FN value get(T const* p) const { return value(load_element(p + index)); }
         /// A block's uniform value beside each of its elements.
         KEEL_FN static values spread(value const& v) {
             values r;

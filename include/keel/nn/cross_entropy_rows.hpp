@@ -1,0 +1,71 @@
+// The mathematics of softmax cross-entropy with z-loss, one row of logits at a time.
+#pragma once
+
+#include <keel/backend/row_memory.hpp>
+#include <keel/core/math.hpp>
+#include <keel/core/view.hpp>
+
+namespace keel::inline KEEL_ABI {
+
+/// Largest value of a row; NaN if there is one.
+template <class G, class X> KEEL_FN float row_max(G const& g, X const* x, int64_t n) {
+    using U = typename G::words;
+    U top(lowest_ordered_word);
+    g.each(n, [&](auto at) { top = umax(top, g.inside(at, ordered_word(g.load(x, at)))); });
+    return from_ordered_word(g.max(top));
+}
+
+/// log(sum(exp(x))) of a row, shifted by its largest value so that nothing overflows.
+template <class G, class X> KEEL_FN float row_log_sum_exp(G const& g, X const* x, int64_t n) {
+    using F = typename G::value;
+    float const top = row_max(g, x, n);
+    if ((bits(top) & magnitude_mask) >= infinity_bits) return top;
+    float const sum = g.sum(n, [&](F const& acc, auto at) { return acc + g.inside(at, exp(g.load(x, at) - F(top))); });
+    return add(top, log(sum));
+}
+
+/// loss = lse - x[target] + z * lse^2.
+template <class X> struct cross_entropy_row {
+    view<X const, 2> logits;
+    view<int32_t const, 1> targets;
+    view<float, 1> loss, lse;
+    int32_t ignored;
+    float z_loss;
+
+    template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
+        int32_t const target = targets(row);
+        float const total = row_log_sum_exp(g, logits.at(row), logits.extent[1]);
+        if (!g.leader()) return;
+        lse(row) = total;
+        if (loss.absent()) return;
+        float const chosen = target == ignored ? total : load_element(logits.at(row, target));
+        float const penalty = target == ignored ? 0.0f : mul(z_loss, mul(total, total));
+        loss(row) = target == ignored ? 0.0f : canonical(add(total - chosen, penalty));
+    }
+};
+
+/// dlogits = scale * ((1 + 2 z lse) * softmax - onehot).
+template <class X, class DX> struct cross_entropy_backward_row {
+    view<X const, 2> logits;
+    view<int32_t const, 1> targets;
+    view<float const, 1> lse;
+    view<DX, 2> dlogits;
+    int32_t ignored;
+    float z_loss, scale;
+
+    template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
+        using F = typename G::value;
+        using U = typename G::words;
+        int32_t const target = targets(row);
+        bool const skip = target == ignored;
+        F const total(lse(row)), weight(skip ? 0.0f : mul(scale, fma(2.0f * z_loss, lse(row), 1.0f))), minus_scale(-scale);
+        U const chosen(static_cast<uint32_t>(target));
+        g.each(logits.extent[1], [&](auto at) {
+            F const p = exp(g.load(logits.at(row), at) - total);
+            F const d = select(eq(g.position(at), chosen), fma(p, weight, minus_scale), p * weight);
+            g.store(dlogits.at(row), at, skip ? F(0.0f) : d);
+        });
+    }
+};
+
+} // namespace keel::inline KEEL_ABI

@@ -1,0 +1,55 @@
+// Matrices of low-precision codes with a scale for every block: what the types say of them.
+#pragma once
+
+#include <keel/core/view.hpp>
+#include <keel/format/e8m0.hpp>
+#include <keel/format/float32.hpp>
+#include <keel/format/fp8.hpp>
+
+namespace keel {
+
+// The kind of a scale is part of the type, so that an arbitrary fp32 scale cannot reach a consumer of powers of two.
+
+/// fp32, amax / code_max.
+struct fp32_scale {
+    using storage = float;
+    static constexpr bool is_power_of_two = false;
+};
+/// fp32 storage, the smallest power of two that brings the block inside the codes' range.
+struct power_of_two_scale {
+    using storage = float;
+    static constexpr bool is_power_of_two = true;
+};
+/// The same power of two as one e8m0 byte (OCP microscaling).
+struct e8m0_scale {
+    using storage = e8m0;
+    static constexpr bool is_power_of_two = true;
+};
+
+/// x[i, j] = decode(codes[i, j]) * decode(scales[i / Rows, j / Columns]). Both row-major with adjacent columns; the last block of a
+/// row or column may be partial. The scale multiplies on decoding.
+template <class Code, class Scale, int Rows, int Columns> struct block_scaled {
+    using code = Code;
+    using scale_kind = Scale;
+    using scale_storage = typename Scale::storage;
+    static constexpr int block_rows = Rows;
+    static constexpr int block_columns = Columns;
+
+    view<Code, 2> codes = {};
+    view<scale_storage, 2> scales = {};
+
+    static constexpr int64_t scale_rows(int64_t row_count) { return (row_count + Rows - 1) / Rows; }
+    static constexpr int64_t scale_columns(int64_t column_count) { return (column_count + Columns - 1) / Columns; }
+};
+
+/// The published shapes by name.
+template <class Code = e4m3, class Scale = fp32_scale> using row_blocks = block_scaled<Code, Scale, 1, 128>;    ///< activations, gradients
+template <class Code = e4m3, class Scale = fp32_scale> using column_blocks = block_scaled<Code, Scale, 128, 1>; ///< the same, along the columns
+template <class Code = e4m3, class Scale = fp32_scale> using tile_blocks = block_scaled<Code, Scale, 128, 128>; ///< weights
+template <class Code = e4m3> using mx_blocks = block_scaled<Code, e8m0_scale, 1, 32>;                           ///< OCP MX
+
+/// What a NaN or Inf does to its block. isolate: the scale is taken from the finite elements and only the bad one stays bad.
+/// poison: the scale becomes NaN, and with it the whole block.
+enum class non_finite_policy : uint8_t { isolate, poison };
+
+} // namespace keel

@@ -1,0 +1,102 @@
+// Block-scaled quantisation and its inverse. Kernels: quantize_rows.hpp; scales: scale_rule.hpp; types: block_scaled.hpp.
+#pragma once
+
+#include <keel/backend/concepts.hpp>
+#include <keel/core/validate.hpp>
+#include <keel/quantize/quantize_rows.hpp>
+
+namespace keel {
+
+struct quantize_options {
+    non_finite_policy policy = non_finite_policy::isolate;
+};
+
+} // namespace keel
+
+namespace keel::inline KEEL_ABI {
+
+template <class X, class Code, class Scale, int Rows, int Columns>
+KEEL_FN void check_blocks(validation& check, char const* codes, char const* scales, view<X, 2> x,
+                          block_scaled<Code, Scale, Rows, Columns> const& q) {
+    using blocks = block_scaled<Code, Scale, Rows, Columns>;
+    check.shape(codes, q.codes, x.extent[0], x.extent[1]).unit_stride(codes, q.codes);
+    check.shape(scales, q.scales, blocks::scale_rows(x.extent[0]), blocks::scale_columns(x.extent[1])).unit_stride(scales, q.scales);
+}
+
+template <overflow Overflow, class B, class X, class Code, class Scale, int Rows, int Columns>
+void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows, Columns> out, quantize_options options, report* report) {
+    if (report != nullptr) add_shared(report->elements, x.size());
+    be.for_rows(out.scale_rows(x.extent[0]), x.extent[1] * Rows,
+                quantize_strip<std::remove_const_t<X>, Code, Scale, Rows, Columns, Overflow>{x, out, options.policy, report});
+}
+
+/// Quantises a matrix to codes with one scale a block: quantize<overflow::saturate>(be, x, out).
+///
+/// `Overflow` has no default: whether 1000 becomes 448 or NaN is the caller's decision. With scales from the same block a finite element
+/// never needs it (it stays within the rounding of code_max); Inf and NaN do.
+///
+/// Formula        amax = largest finite magnitude of the block (an integer maximum of bits; with poison NaN and Inf count too);
+///                fp32_scale: scale = max(amax, code_max * 2^-126) / code_max, code = encode(x * (code_max / amax));
+///                power_of_two_scale and e8m0_scale: scale = the smallest 2^e with amax <= code_max * 2^e (e >= -126 in fp32,
+///                >= -127 in e8m0), code = encode(x * 2^-e). Nearest even. Each division and product is one rounding in fp32.
+/// Shapes         x, codes [rows, columns]; scales [ceil(rows / Rows), ceil(columns / Columns)]. Any size; partial blocks at the ends.
+///                Rows may be strided; columns adjacent.
+/// Formats        x float, bf16 or f16; codes e4m3 or e5m2. The product x * multiplier is rounded to fp32, then once to the code.
+/// Status         bad_shape, bad_stride, bad_pointer, overlap.
+/// Non-finite     isolate: a NaN becomes the code's NaN, an Inf what `Overflow` says, the others are scaled as if they were not
+///                there. poison: the scale is NaN. A zero block: zero codes and the smallest scale.
+/// Report         optional: elements, saturated (finite, beyond the rounding boundary), flushed (became zero), non_finite, scale
+///                min/max; from the same pass.
+/// Aliasing       outputs have memory of their own. No workspace.
+/// Cost           sizeof(X) + 1 bytes an element (each block is read again from cache).
+/// Gradient       straight-through: the backward of quantise-dequantise is the identity.
+/// Source         DeepSeek-V3 (2412.19437) section 3.3 for the shapes; OCP MX v1.0 for e8m0, with the exponent rounded up instead of down
+///                (NVIDIA 2506.08027), so that nothing saturates.
+template <overflow Overflow, row_backend B, class X, class Code, class Scale, int Rows, int Columns>
+status quantize(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows, Columns> out, quantize_options options = {},
+                report* report = nullptr) {
+    validation check("quantize");
+    check.present("x", x).unit_stride("x", x);
+    check_blocks(check, "out.codes", "out.scales", x, out);
+    check.distinct("out.codes", out.codes).distinct("out.scales", out.scales);
+    check.disjoint("out.codes", out.codes, x).disjoint("out.scales", out.scales, x).disjoint("out.scales", out.scales, out.codes);
+    if (!check.ok() || x.empty()) return check.result;
+    quantize_checked<Overflow>(be, x, out, options, report);
+    return check.result;
+}
+
+/// Both quantisations that a linear layer needs of one tensor, each from the high-precision source (never from the other's codes):
+/// along the rows for the products that sum over columns, along the columns for those that sum over rows. As quantize, twice.
+/// The report counts both.
+template <overflow Overflow, row_backend B, class X, class Code, class Scale, int RowsA, int ColumnsA, int RowsB, int ColumnsB>
+status quantize_pair(B const& be, view<X, 2> x, block_scaled<Code, Scale, RowsA, ColumnsA> along_rows,
+                     block_scaled<Code, Scale, RowsB, ColumnsB> along_columns, quantize_options options = {}, report* report = nullptr) {
+    validation check("quantize_pair");
+    check.present("x", x).unit_stride("x", x);
+    check_blocks(check, "along_rows.codes", "along_rows.scales", x, along_rows);
+    check_blocks(check, "along_columns.codes", "along_columns.scales", x, along_columns);
+    check.distinct("along_rows.codes", along_rows.codes).distinct("along_columns.codes", along_columns.codes);
+    check.disjoint("along_rows.codes", along_rows.codes, x).disjoint("along_columns.codes", along_columns.codes, x);
+    check.disjoint("along_columns.codes", along_columns.codes, along_rows.codes);
+    check.disjoint("along_rows.scales", along_rows.scales, x).disjoint("along_columns.scales", along_columns.scales, x);
+    check.disjoint("along_columns.scales", along_columns.scales, along_rows.scales);
+    if (!check.ok() || x.empty()) return check.result;
+    quantize_checked<Overflow>(be, x, along_rows, options, report);
+    quantize_checked<Overflow>(be, x, along_columns, options, report);
+    return check.result;
+}
+
+/// y = decode(code) * scale: one fp32 product (exact for powers of two, apart from the ends of the range), one rounding to y.
+/// NaN codes or scales give NaN. Shapes as quantize.
+template <row_backend B, class Code, class Scale, int Rows, int Columns, class Y>
+status dequantize(B const& be, block_scaled<Code, Scale, Rows, Columns> in, view<Y, 2> y) {
+    validation check("dequantize");
+    check.present("y", y).unit_stride("y", y).distinct("y", y);
+    check_blocks(check, "in.codes", "in.scales", y, in);
+    check.disjoint("y", y, in.codes).disjoint("y", y, in.scales);
+    if (!check.ok() || y.empty()) return check.result;
+    be.for_rows(y.extent[0], y.extent[1], dequantize_row<std::remove_const_t<Code>, Scale, Rows, Columns, Y>{in, y});
+    return check.result;
+}
+
+} // namespace keel::inline KEEL_ABI

@@ -1,0 +1,204 @@
+// Block quantisation against its definition in double, on every block shape, and its policies.
+#include <algorithm>
+#include <cmath>
+
+#include <keel/format/bf16.hpp>
+#include <keel/quantize/quantize.hpp>
+#include <support/backends.hpp>
+#include <support/catch.hpp>
+#include <support/data.hpp>
+
+using namespace keel_test;
+using keel::overflow;
+
+namespace {
+
+/// Codes and scales in memory of their own.
+template <class Code, class Scale, int Rows, int Columns> struct owned_blocks {
+    using blocks = keel::block_scaled<Code, Scale, Rows, Columns>;
+    guarded_matrix<Code> codes;
+    guarded_matrix<typename Scale::storage> scales;
+    owned_blocks(int64_t rows, int64_t columns)
+        : codes(rows, columns, 3), scales(blocks::scale_rows(rows), blocks::scale_columns(columns), 1) {}
+    blocks view() { return {codes.view(), scales.view()}; }
+    bool operator==(owned_blocks const& o) const { return codes.contents() == o.codes.contents() && scales.contents() == o.scales.contents(); }
+    bool untouched() const { return codes.untouched() && scales.untouched(); }
+};
+
+/// The nearest code by enumeration, ties to the even code; the value must be finite.
+template <class Code> double nearest_code_value(double x) {
+    double best = 0, distance = INFINITY;
+    uint32_t best_code = 0;
+    for (uint32_t c = 0; c <= keel::format_traits<Code>::max_code; ++c) {
+        double const v = to_double(keel::from_word<Code>(c)), d = std::abs(std::abs(x) - v);
+        if (d < distance || (d == distance && best_code % 2 == 1)) best = v, distance = d, best_code = c;
+    }
+    return std::copysign(best, x);
+}
+
+template <class X, class Code, class Scale, int Rows, int Columns> void check_shape(int64_t rows, int64_t columns, data_kind kind) {
+    INFO(Rows << "x" << Columns << " on " << rows << "x" << columns << " " << name_of(kind));
+    guarded_matrix<X> x(rows, columns, 2, floats(kind, rows * columns, 3));
+    owned_blocks<Code, Scale, Rows, Columns> q(rows, columns), other(rows, columns);
+    keel::report report;
+    keel::quantize<overflow::saturate_finite>(keel::reference{}, x.view(), q.view(), {}, &report).or_throw();
+    double const code_max = static_cast<double>(keel::format_traits<Code>::max());
+    int64_t flushed = 0;
+    double low = INFINITY, high = 0;
+    for (int64_t bi = 0; bi < q.scales.rows(); ++bi)
+        for (int64_t bj = 0; bj < q.scales.columns(); ++bj) {
+            double amax = 0;
+            for (int64_t i = bi * Rows; i < std::min<int64_t>((bi + 1) * Rows, rows); ++i)
+                for (int64_t j = bj * Columns; j < std::min<int64_t>((bj + 1) * Columns, columns); ++j) amax = std::max(amax, std::abs(x.at(i, j)));
+            double const scale = q.scales.at(bi, bj);
+            low = std::min(low, scale), high = std::max(high, scale);
+            float multiplier = 0;
+            if constexpr (Scale::is_power_of_two) {
+                double const floor = std::is_same_v<Scale, keel::e8m0_scale> ? 0x1p-127 : 0x1p-126;
+                REQUIRE(std::exp2(std::round(std::log2(scale))) == scale);
+                CHECK(amax <= code_max * scale);                                // nothing saturates
+                CHECK((scale == floor || amax > code_max * scale / 2));         // and no smaller power would do
+                multiplier = static_cast<float>(1 / scale);
+            } else {
+                float const top = std::max(static_cast<float>(amax), static_cast<float>(code_max * 0x1p-126));
+                CHECK(scale == static_cast<double>(top / static_cast<float>(code_max)));
+                multiplier = static_cast<float>(code_max) / top;
+            }
+            for (int64_t i = bi * Rows; i < std::min<int64_t>((bi + 1) * Rows, rows); ++i)
+                for (int64_t j = bj * Columns; j < std::min<int64_t>((bj + 1) * Columns, columns); ++j) {
+                    double const scaled = static_cast<double>(static_cast<float>(x.at(i, j)) * multiplier);
+                    double const want = nearest_code_value<Code>(scaled);
+                    if (q.codes.at(i, j) != want) FAIL_CHECK("at " << i << "," << j << ": " << q.codes.at(i, j) << " for " << want);
+                    flushed += want == 0 && x.at(i, j) != 0;
+                }
+        }
+    CHECK(report.elements == rows * columns);
+    CHECK(report.saturated == 0);
+    CHECK(report.non_finite == 0);
+    CHECK(report.flushed == flushed);
+    if (rows * columns > 0) {
+        CHECK(static_cast<double>(report.scale_min()) == low);
+        CHECK(static_cast<double>(report.scale_max()) == high);
+    }
+    CHECK(q.untouched());
+    keel::report native_report;
+    keel::quantize<overflow::saturate_finite>(keel::cpu{}, x.view(), other.view(), {}, &native_report).or_throw();
+    CHECK(q == other);
+    CHECK(native_report.flushed == flushed);
+    CHECK(native_report.scale_min_bits == report.scale_min_bits);
+    // Back again: half a code's step of each element, and dequantisation as defined.
+    guarded_matrix<float> y(rows, columns), z(rows, columns);
+    keel::dequantize(keel::reference{}, q.view(), y.view()).or_throw();
+    keel::dequantize(keel::cpu{}, q.view(), z.view()).or_throw();
+    CHECK(y.contents() == z.contents());
+    for (int64_t i = 0; i < rows; ++i)
+        for (int64_t j = 0; j < columns; ++j)
+            if (y.at(i, j) != static_cast<double>(static_cast<float>(q.codes.at(i, j)) * static_cast<float>(q.scales.at(i / Rows, j / Columns))))
+                FAIL_CHECK("dequantised " << i << "," << j);
+}
+
+template <class X, class Code, class Scale> void check_shapes() {
+    for (data_kind kind : {data_kind::normal, data_kind::mixed_scales, data_kind::zeros, data_kind::outlier}) {
+        check_shape<X, Code, Scale, 1, 128>(3, 300, kind);
+        check_shape<X, Code, Scale, 128, 1>(200, 37, kind);
+    }
+    check_shape<X, Code, Scale, 128, 128>(130, 129, data_kind::normal);
+    check_shape<X, Code, Scale, 1, 32>(2, 97, data_kind::mixed_scales);
+}
+
+} // namespace
+
+TEST_CASE("every block shape, scale kind and code follows its definition") {
+    check_shapes<float, keel::e4m3, keel::fp32_scale>();
+    check_shapes<keel::bf16, keel::e4m3, keel::e8m0_scale>();
+    check_shapes<keel::bf16, keel::e5m2, keel::power_of_two_scale>();
+    for (int64_t columns : {0, 1, 2, 31, 32, 33, 127, 128, 129}) check_shape<float, keel::e5m2, keel::e8m0_scale, 1, 32>(1, columns, data_kind::normal);
+    check_shape<float, keel::e4m3, keel::fp32_scale, 1, 128>(0, 128, data_kind::normal); // vllm-xpu-kernels #609
+    for (data_kind kind : {data_kind::tiny, data_kind::subnormal}) { // TE #786, flashinfer #2440: scales stay finite, codes exact
+        check_shape<float, keel::e4m3, keel::fp32_scale, 1, 128>(2, 130, kind);
+        check_shape<float, keel::e4m3, keel::e8m0_scale, 1, 128>(2, 130, kind);
+        check_shape<float, keel::e5m2, keel::power_of_two_scale, 128, 128>(2, 130, kind);
+    }
+    check_shape<float, keel::e4m3, keel::e8m0_scale, 1, 128>(2, 130, data_kind::huge);
+    check_shape<float, keel::e5m2, keel::fp32_scale, 1, 128>(2, 130, data_kind::huge);
+}
+
+TEST_CASE("quantisation keeps its bits on every backend and data") {
+    for (data_kind kind : all_kinds) {
+        INFO(name_of(kind));
+        guarded_matrix<keel::bf16> x(3, 333, 1, floats(kind, 999, 8));
+        owned_blocks<keel::e4m3, keel::e8m0_scale, 1, 128> q(3, 333);
+        keel::report want;
+        keel::quantize<overflow::saturate_finite>(keel::reference{}, x.view(), q.view(), {}, &want).or_throw();
+        for_each_backend([&](std::string const& name, auto const& be) {
+            INFO(name);
+            owned_blocks<keel::e4m3, keel::e8m0_scale, 1, 128> r(3, 333);
+            keel::report got;
+            keel::quantize<overflow::saturate_finite>(be, x.view(), r.view(), {}, &got).or_throw();
+            CHECK(q == r);
+            CHECK(r.untouched());
+            CHECK(got.saturated == want.saturated);
+            CHECK(got.flushed == want.flushed);
+            CHECK(got.non_finite == want.non_finite);
+            CHECK(got.scale_min_bits == want.scale_min_bits);
+            CHECK(got.scale_max_bits == want.scale_max_bits);
+        });
+    }
+}
+
+TEST_CASE("NaN and Inf are isolated in any lane, or poison their block, and are counted") {
+    for (int64_t spot = 0; spot < 130; spot += 1) {
+        for (float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()}) {
+            guarded_matrix<float> x(1, 130, 0, std::vector<float>(130, 3.0f));
+            x.set(0, spot, bad);
+            owned_blocks<keel::e4m3, keel::fp32_scale, 1, 128> q(1, 130);
+            keel::report report;
+            keel::cpu be;
+            keel::quantize<overflow::saturate_finite>(be, x.view(), q.view(), {}, &report).or_throw();
+            CHECK(report.non_finite == 1);
+            CHECK(std::isnan(q.codes.at(0, spot)));
+            for (int64_t j = 0; j < 130; ++j)
+                if (j != spot) CHECK(q.codes.at(0, j) == 448.0);
+            keel::quantize<overflow::saturate>(be, x.view(), q.view(), {}).or_throw();
+            CHECK((std::isnan(bad) ? std::isnan(q.codes.at(0, spot)) : q.codes.at(0, spot) == std::copysign(448.0, bad)));
+            keel::quantize<overflow::saturate_finite>(be, x.view(), q.view(), {.policy = keel::non_finite_policy::poison}).or_throw();
+            CHECK(std::isnan(q.scales.at(0, spot / 128)));
+            CHECK(q.scales.at(0, 1 - spot / 128) == static_cast<double>(3.0f / 448.0f));
+        }
+    }
+}
+
+TEST_CASE("a zero tile beside a nonzero one has finite scale and zero codes") { // THUDM/slime #2256, ao #4713
+    guarded_matrix<float> x(128, 256);
+    x.set(5, 200, 1.0f);
+    owned_blocks<keel::e4m3, keel::fp32_scale, 128, 128> q(128, 256);
+    keel::quantize<overflow::saturate>(keel::cpu{}, x.view(), q.view(), {}).or_throw();
+    CHECK(q.scales.at(0, 0) == 0x1p-126);
+    CHECK(q.scales.at(0, 1) == static_cast<double>(1.0f / 448.0f));
+    CHECK(q.codes.at(5, 200) == 448.0);
+    CHECK(q.codes.at(0, 0) == 0.0);
+}
+
+TEST_CASE("a pair comes from the source, not from the other's codes") {
+    guarded_matrix<keel::bf16> x(150, 140, 0, floats(data_kind::mixed_scales, 150 * 140));
+    owned_blocks<keel::e4m3, keel::fp32_scale, 1, 128> a(150, 140), a1(150, 140);
+    owned_blocks<keel::e4m3, keel::fp32_scale, 128, 1> b(150, 140), b1(150, 140);
+    keel::cpu be;
+    keel::quantize_pair<overflow::saturate>(be, x.view(), a.view(), b.view(), {}).or_throw();
+    keel::quantize<overflow::saturate>(be, x.view(), a1.view(), {}).or_throw();
+    keel::quantize<overflow::saturate>(be, x.view(), b1.view(), {}).or_throw();
+    CHECK(a == a1);
+    CHECK(b == b1);
+}
+
+TEST_CASE("a bad quantise names the argument and writes nothing") {
+    guarded_matrix<float> x(2, 130, 0, floats(data_kind::normal, 260));
+    owned_blocks<keel::e4m3, keel::fp32_scale, 1, 128> q(2, 130), wrong(2, 131);
+    auto s = keel::quantize<overflow::saturate>(keel::cpu{}, x.view(), wrong.view(), {});
+    CHECK(s.message() == "quantize: out.codes has columns = 131, wanted 130 (bad_shape)");
+    auto view = q.view();
+    view.scales = keel::columns(view.scales, 0, 1);
+    CHECK(keel::quantize<overflow::saturate>(keel::cpu{}, x.view(), view, {}).message() ==
+          "quantize: out.scales has columns = 1, wanted 2 (bad_shape)");
+    CHECK(q.codes.at(0, 0) == 0.0);
+}
