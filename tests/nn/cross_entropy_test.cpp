@@ -1,0 +1,118 @@
+// Cross-entropy against double, its gradient against finite differences, every backend against the reference.
+#include <cmath>
+#include <limits>
+
+#include <keel/format/bf16.hpp>
+#include <keel/format/float32.hpp>
+#include <keel/nn/cross_entropy.hpp>
+#include <support/backends.hpp>
+#include <support/catch.hpp>
+#include <support/data.hpp>
+
+using namespace keel_test;
+
+namespace {
+
+double log_sum_exp(std::vector<double> const& x) {
+    double top = -std::numeric_limits<double>::infinity(), sum = 0;
+    for (double v : x) top = std::max(top, v);
+    for (double v : x) sum += std::exp(v - top);
+    return top + std::log(sum);
+}
+std::vector<double> row_of(guarded_matrix<float> const& m, int64_t i) {
+    std::vector<double> x;
+    for (int64_t j = 0; j < m.columns(); ++j) x.push_back(m.at(i, j));
+    return x;
+}
+
+} // namespace
+
+TEST_CASE("loss and gradient match the formula in double, z-loss included") {
+    for (int64_t columns : {1, 2, 17, 256, 2051}) {
+        INFO(columns);
+        guarded_matrix<float> logits(3, columns, 2, floats(data_kind::normal, 3 * columns, 4)), d(3, columns, 1), loss(1, 3), lse(1, 3);
+        std::vector<int32_t> targets = {0, static_cast<int32_t>(columns - 1), static_cast<int32_t>(columns / 2)};
+        keel::cpu be;
+        keel::cross_entropy_options const options{.z_loss = 1e-2f, .scale = 0.25f};
+        auto const t = keel::vec(targets.data(), 3);
+        keel::cross_entropy(be, logits.view(), t, loss.vec(), {.lse = lse.vec()}, options).or_throw();
+        keel::cross_entropy_backward(be, logits.view(), t, {.lse = lse.vec()}, d.view(), options).or_throw();
+        double const z = static_cast<double>(options.z_loss);
+        for (int64_t i = 0; i < 3; ++i) {
+            auto x = row_of(logits, i);
+            auto const target = static_cast<std::size_t>(targets[static_cast<std::size_t>(i)]);
+            auto const f = [&] {
+                double const l = log_sum_exp(x);
+                return l - x[target] + z * l * l;
+            };
+            CHECK(loss.at(0, i) == Approx(f()).epsilon(1e-6).margin(2e-6)); // values of O(10): a few ulp of lse
+            for (std::size_t j = 0; j < x.size(); ++j) {
+                double const keep = x[j], h = 1e-5;
+                x[j] = keep + h;
+                double const above = f();
+                x[j] = keep - h;
+                double const below = f();
+                x[j] = keep;
+                CHECK(d.at(i, static_cast<int64_t>(j)) == Approx(0.25 * (above - below) / (2 * h)).epsilon(1e-5).margin(1e-6));
+            }
+        }
+        CHECK(d.untouched());
+    }
+}
+
+TEST_CASE("huge, masked and non-finite logits") {
+    float const inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+    guarded_matrix<float> logits(6, 3, 0, {1000, 999, -1000, -inf, 0, 0, nan, 0, 0, inf, 0, 0, -inf, -inf, -inf, -3e38f, -3e38f, -3e38f});
+    guarded_matrix<float> loss(1, 6), lse(1, 6), d(6, 3);
+    std::vector<int32_t> const targets = {0, 1, 1, 1, 1, 2};
+    keel::cpu be;
+    keel::cross_entropy(be, logits.view(), keel::vec(targets.data(), 6), loss.vec(), {.lse = lse.vec()}).or_throw();
+    keel::cross_entropy_backward(be, logits.view(), keel::vec(targets.data(), 6), {.lse = lse.vec()}, d.view()).or_throw();
+    CHECK(loss.at(0, 0) == Approx(std::log1p(std::exp(-1.0))).epsilon(1e-4)); // 1000 has an ulp of 6e-5
+    CHECK(loss.at(0, 1) == Approx(std::log(2.0)).epsilon(1e-6));
+    CHECK(d.at(1, 0) == 0.0);
+    CHECK(std::isnan(loss.at(0, 2)));
+    CHECK(!std::isfinite(loss.at(0, 3)));
+    CHECK(lse.at(0, 4) == -std::numeric_limits<double>::infinity());
+    CHECK(std::isfinite(lse.at(0, 5)));
+}
+
+TEST_CASE("ignored rows cost nothing and pull nothing") {
+    guarded_matrix<float> logits(2, 5, 0, floats(data_kind::normal, 10)), d(2, 5, 0, floats(data_kind::normal, 10)), loss(1, 2), lse(1, 2);
+    std::vector<int32_t> const targets = {-1, 2};
+    keel::cross_entropy(keel::cpu{}, logits.view(), keel::vec(targets.data(), 2), loss.vec(), {.lse = lse.vec()}, {.z_loss = 0.1f}).or_throw();
+    keel::cross_entropy_backward(keel::cpu{}, logits.view(), keel::vec(targets.data(), 2), {.lse = lse.vec()}, d.view(), {.z_loss = 0.1f}).or_throw();
+    CHECK(loss.at(0, 0) == 0.0);
+    for (int64_t j = 0; j < 5; ++j) CHECK(d.at(0, j) == 0.0);
+    CHECK(d.at(1, 2) < 0.0);
+}
+
+TEST_CASE("cross-entropy keeps its bits on every backend and data") {
+    for (data_kind kind : all_kinds) {
+        guarded_matrix<keel::bf16> logits(3, 515, 1, floats(kind, 3 * 515, 7)), d(3, 515);
+        guarded_matrix<float> loss(1, 3), lse(1, 3);
+        std::vector<int32_t> const targets = {514, 0, 77};
+        auto const t = keel::vec(targets.data(), 3);
+        keel::cross_entropy(keel::reference{}, logits.view(), t, loss.vec(), {.lse = lse.vec()}).or_throw();
+        keel::cross_entropy_backward(keel::reference{}, logits.view(), t, {.lse = lse.vec()}, d.view()).or_throw();
+        for_each_backend([&](std::string const& name, auto const& be) {
+            INFO(name << " " << name_of(kind));
+            guarded_matrix<keel::bf16> d2(3, 515, 3);
+            guarded_matrix<float> loss2(1, 3), lse2(1, 3);
+            keel::cross_entropy(be, logits.view(), t, loss2.vec(), {.lse = lse2.vec()}).or_throw();
+            keel::cross_entropy_backward(be, logits.view(), t, {.lse = lse2.vec()}, d2.view()).or_throw();
+            CHECK(lse.contents() == lse2.contents());
+            CHECK(loss.contents() == loss2.contents());
+            CHECK(d.contents() == d2.contents());
+        });
+    }
+}
+
+TEST_CASE("a target out of range is refused before anything is written") {
+    guarded_matrix<float> logits(2, 5), loss(1, 2, 0, {7, 7}), lse(1, 2, 0, {7, 7});
+    std::vector<int32_t> const targets = {1, 5};
+    auto const s = keel::cross_entropy(keel::cpu{}, logits.view(), keel::vec(targets.data(), 2), loss.vec(), {.lse = lse.vec()});
+    CHECK(s.message() == "cross_entropy: targets has value = 5, wanted an index below the number of columns (bad_option)");
+    CHECK(loss.at(0, 0) == 7.0);
+    CHECK(lse.at(0, 0) == 7.0);
+}
