@@ -9,4 +9,5 @@
 #include <keel/core/status.hpp>
 #include <keel/core/view.hpp>
 #include <keel/core/workspace.hpp>
+#include <keel/guard/step_gate.hpp>
 #include <keel/norm/rms_norm.hpp>
