@@ -1,0 +1,89 @@
+// How a matrix product is cut into blocks. A plan depends on the shape and the architecture, never on the thread count, and
+// no plan changes a bit of the result: every element is one chain over k, whatever the blocks.
+//
+//   for each group of pieces              a piece: at most outer_rows x outer_columns of one product's C
+//     for each depth-block of k
+//       pack A and B of all pieces        in parallel, by row-blocks and column-blocks
+//       multiply all blocks               in parallel: block_rows x block_columns of C, tile by tile
+//
+// Measured on an Ice Lake Xeon (AVX-512, 48 KB L1, 1.25 MB L2), share of the fma peak at n = 1024:
+//   depth  256: 79%   384: 82%   512: 83%   768: 83%   1024: 82%
+#pragma once
+
+#include <string>
+
+#include <keel/backend/cpu/micro_kernel.hpp>
+#include <keel/core/workspace.hpp>
+
+namespace keel {
+
+struct matmul_plan {
+    int64_t tile_rows = 0, tile_columns = 0;   ///< the register tile
+    int64_t depth = 0;                         ///< k in one packed block
+    int64_t block_rows = 0, block_columns = 0; ///< of C in one task
+    int64_t outer_rows = 0, outer_columns = 0; ///< of C packed at once
+    int64_t together = 1;                      ///< products of a batch packed at once
+
+    KEEL_FN std::string text() const {
+        return "tile " + std::to_string(tile_rows) + "x" + std::to_string(tile_columns) + ", depth " + std::to_string(depth) +
+               ", block " + std::to_string(block_rows) + "x" + std::to_string(block_columns) + ", outer " +
+               std::to_string(outer_rows) + "x" + std::to_string(outer_columns) + ", together " + std::to_string(together);
+    }
+};
+
+} // namespace keel
+
+namespace keel::inline KEEL_ABI {
+
+namespace detail {
+KEEL_FN constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+KEEL_FN constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+KEEL_FN constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+KEEL_FN constexpr int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
+
+/// Every depth-block but the last is a multiple of this, so bf16 pairs and 128-long scale blocks are never split.
+inline constexpr int64_t depth_unit = 128;
+inline constexpr int64_t largest_depth = 512;
+inline constexpr int64_t largest_outer = 2048;
+inline constexpr int64_t most_pieces = 32;
+/// Room for a tile that juts out, whichever operand it belongs to.
+inline constexpr int64_t tile_margin = 32;
+
+/// Floats of the packed operands and the partial sums of one group of pieces.
+struct packed_sizes {
+    int64_t a, b, partial;
+    KEEL_FN int64_t bytes() const { return workspace_bytes<float>(a) + workspace_bytes<float>(b) + workspace_bytes<float>(partial); }
+};
+KEEL_FN packed_sizes sizes_of_piece(matmul_plan const& plan, int64_t m, int64_t n, int64_t k) {
+    int64_t const rows = smaller(m, plan.outer_rows) + tile_margin, columns = smaller(n, plan.outer_columns) + tile_margin;
+    int64_t const depth = round_up(larger(1, smaller(k, plan.depth)), 2);
+    return {rows * depth, columns * depth, k > plan.depth ? rows * columns : 0};
+}
+} // namespace detail
+
+/// The plan for `batch` products of [m, k] by [k, n].
+template <class Arch> KEEL_FN matmul_plan plan_matmul(int64_t m, int64_t n, int64_t k, int64_t batch = 1) {
+    using namespace detail;
+    matmul_plan plan;
+    plan.tile_rows = tile_rows<Arch>;
+    plan.tile_columns = tile_columns<Arch>;
+    int64_t const depth_blocks = larger(ceil_div(k, largest_depth), 1);
+    plan.depth = larger(round_up(ceil_div(k, depth_blocks), depth_unit), depth_unit);
+    plan.block_rows = round_up(96, plan.tile_rows);
+    plan.block_columns = round_up(256, plan.tile_columns);
+    plan.outer_rows = round_up(largest_outer, plan.block_rows);
+    plan.outer_columns = round_up(largest_outer, plan.block_columns);
+    // Small products share one pass: enough of them to fill half a megabyte.
+    packed_sizes const one = sizes_of_piece(plan, m, n, k);
+    int64_t const fit = (int64_t{1} << 19) / larger(one.bytes(), 1);
+    plan.together = larger(1, smaller(smaller(batch, fit), most_pieces));
+    return plan;
+}
+
+/// Bytes of scratch that a plan needs for products of at most [m, k] by [k, n].
+KEEL_FN int64_t matmul_plan_bytes(matmul_plan const& plan, int64_t m, int64_t n, int64_t k) {
+    detail::packed_sizes const one = detail::sizes_of_piece(plan, m, n, k);
+    return workspace_total(plan.together * one.bytes());
+}
+
+} // namespace keel::inline KEEL_ABI

@@ -1,0 +1,85 @@
+// The innermost product: a tile of C stays in registers while k runs through one packed strip of A and one of B.
+#pragma once
+
+#include <utility>
+
+#include <keel/backend/cpu/pack.hpp>
+
+namespace keel::inline KEEL_ABI::detail {
+
+/// The register tile of an architecture: `rows` by `vectors` packs. Accumulators, the packs of B and one broadcast of A fill
+/// the registers: 24 + 2 + 1 of 32 for AVX-512, 12 + 2 + 1 of 16 for AVX2 and SSE, 16 + 2 + 1 of 32 for NEON.
+template <class A> struct register_tile {
+    static constexpr int rows = 6, vectors = 2;
+};
+template <> struct register_tile<arch::avx512> {
+    static constexpr int rows = 12, vectors = 2;
+};
+template <> struct register_tile<arch::avx512bf16> : register_tile<arch::avx512> {};
+template <> struct register_tile<arch::neon> {
+    static constexpr int rows = 8, vectors = 2;
+};
+template <> struct register_tile<arch::scalar> {
+    static constexpr int rows = 4, vectors = 2;
+};
+
+template <class A> inline constexpr int tile_rows = register_tile<A>::rows;
+template <class A> inline constexpr int tile_columns = register_tile<A>::vectors * A::width;
+template <class A> inline constexpr int tile_size = tile_rows<A> * tile_columns<A>;
+
+/// The last tile of a column of tiles has fewer rows; kernels exist for 1, 2, 4, 8 rows and the full tile.
+template <class A> KEEL_FN constexpr int kernel_rows(int64_t count) {
+    int rows = 1;
+    while (rows < count && rows < tile_rows<A>) rows *= 2;
+    return rows < tile_rows<A> ? rows : tile_rows<A>;
+}
+
+/// body(0), body(1), ... body(N - 1), each with a constant, so that arrays indexed by it live in registers.
+template <int N, class Body> KEEL_FN void repeat(Body const& body) {
+    [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+        (body(std::integral_constant<int, I>{}), ...);
+    }(std::make_integer_sequence<int, N>{});
+}
+
+/// tile[i][j] = fma chain over k ascending of a[k][i] * b[k][j], from +0 or from what stands in the tile.
+/// a: `depth` groups of Rows floats. b: `depth` groups of tile_columns floats. tile: rows of tile_columns floats.
+template <class A, int Rows, int Vectors>
+KEEL_FLATTEN void micro_kernel(int64_t depth, float const* a, float const* b, float* tile, bool from_zero) {
+    using F = pack<A>;
+    constexpr int w = A::width, columns = tile_columns<A>;
+    F c[std::size_t{Rows}][std::size_t{Vectors}];
+    repeat<Rows>([&](auto i) {
+        repeat<Vectors>([&](auto v) { c[i][v] = from_zero ? F(0.0f) : load<F>(tile + i * columns + v * w); });
+    });
+    for (int64_t k = 0; k < depth; ++k) {
+        F right[std::size_t{Vectors}];
+        repeat<Vectors>([&](auto v) { right[v] = load<F>(b + v * w); });
+        repeat<Rows>([&](auto i) {
+            F const left(a[i]);
+            repeat<Vectors>([&](auto v) { c[i][v] = fma(left, right[v], c[i][v]); });
+        });
+        a += Rows;
+        b += columns;
+    }
+    repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { store(tile + i * columns + v * w, c[i][v]); }); });
+}
+
+using micro_kernel_function = void (*)(int64_t, float const*, float const*, float*, bool);
+
+/// The kernel for `rows` = kernel_rows(count) and as many packs as `columns` need.
+template <class A> KEEL_FN micro_kernel_function find_micro_kernel(int rows, int64_t columns) {
+    constexpr int full = tile_rows<A>, wide = register_tile<A>::vectors;
+    bool const narrow = columns <= A::width;
+    auto const choose = [&]<int Rows>(std::integral_constant<int, Rows>) {
+        return narrow ? &micro_kernel<A, Rows, 1> : &micro_kernel<A, Rows, wide>;
+    };
+    if (rows == full) return choose(std::integral_constant<int, full>{});
+    if constexpr (full > 8)
+        if (rows == 8) return choose(std::integral_constant<int, 8>{});
+    if constexpr (full > 4)
+        if (rows == 4) return choose(std::integral_constant<int, 4>{});
+    if (rows == 2) return choose(std::integral_constant<int, 2>{});
+    return choose(std::integral_constant<int, 1>{});
+}
+
+} // namespace keel::inline KEEL_ABI::detail

@@ -1,0 +1,154 @@
+// Matrix products, for every backend that offers the service (backend/product_set.hpp).
+//
+// The order is part of the contract, so that the bits do not depend on instruction set, threads, blocking or batching:
+//
+//     acc = +0;  k ascending:  acc = fma(a[i,k], b[k,j], acc)      one chain an element, fp32, never split
+//     c[i,j] = beta == 0 ? alpha * acc : fma(alpha, acc, beta * c[i,j])
+//
+// Where A and B are both bf16, k goes by pairs, the odd element first (1, 0, 3, 2, ...), as hardware bf16 dots do; an odd k
+// ends with a pair whose odd element is zero. The plain words of all this are backend/reference_matmul.hpp.
+#pragma once
+
+#include <keel/backend/product_set.hpp>
+#include <keel/core/validate.hpp>
+#include <keel/format/float32.hpp>
+
+namespace keel::inline KEEL_ABI {
+
+namespace detail {
+
+/// What every form of the product checks of its formats.
+template <class A, class B, class C> consteval void check_formats() {
+    static_assert(scalar_format<A> && scalar_format<B> && scalar_format<C>, "operands are of a scalar format");
+    static_assert(sizeof(C) > 1, "C is float, bf16 or f16: FP8 results are made by a quantiser");
+}
+
+template <class A, int RankA, class B, int RankB, class C, int RankC>
+KEEL_FN void check_memory(validation& check, view<A, RankA> a, view<B, RankB> b, view<C, RankC> c) {
+    check.distinct("c", c).disjoint("c", c, a).disjoint("c", c, b);
+}
+
+template <class A, class B, class C, class Backend>
+status run_products(Backend const& be, validation const& check, product_set const& set, workspace ws) {
+    using service = matmul_service<Backend>;
+    if (!check.ok() || set.count == 0 || set.m == 0 || set.n == 0) return check.result;
+    service::template run<std::remove_const_t<A>, std::remove_const_t<B>, C>(be, set, ws);
+    return check.result;
+}
+
+/// offsets[0 .. groups]: not decreasing, inside [0, extent].
+KEEL_FN void check_offsets(validation& check, view<int64_t const, 1> offsets, int64_t groups, int64_t extent) {
+    check.extent("offsets", offsets, 0, groups + 1).unit_stride("offsets", offsets);
+    if (!check.ok()) return;
+    for (int64_t g = 0; g <= groups; ++g) {
+        int64_t const least = g == 0 ? 0 : offsets.data[g - 1];
+        bool const fits = offsets.data[g] >= least && offsets.data[g] <= extent;
+        check.require(fits, status_code::bad_option, "offsets", "an entry", offsets.data[g],
+                      "entries that do not decrease, from 0 or more to at most the rows they cut");
+    }
+}
+
+} // namespace detail
+
+/// Bytes of scratch for matmul of [m, k] by [k, n] (`batch` of them), whatever their formats, strides and form.
+template <matmul_backend B> int64_t matmul_workspace(B const& be, int64_t m, int64_t n, int64_t k, int64_t batch = 1) {
+    return matmul_service<B>::workspace(be, m, n, k, batch);
+}
+
+/// C = alpha * A * B + beta * C.
+///
+/// Formula        the chain at the head of this file; fp32 accumulator. symmetric: elements with j <= i are computed and copied to
+///                (j, i), about half the work; for A * A^T, A^T * A, or polynomials of one symmetric matrix.
+/// Shapes         a [m, k], b [k, n], c [m, n]. Any strides; a unit stride in either dimension is fast, so A^T is transposed(a).
+/// Formats        A, B: float, bf16, f16, e4m3, e5m2 (codes as raw values), also mixed; C: float, bf16, f16. Operands are decoded
+///                exactly; one rounding into C, nearest even, overflow to Inf.
+/// Status         bad_shape, bad_stride (elements of c coincide), bad_pointer, overlap, small_workspace.
+/// Non-finite     propagate as fma says; a NaN result is stored as the one NaN. Subnormals are kept (a backend that uses the
+///                hardware's bf16 dot flushes them, and says so). k = 0: acc = +0. m or n = 0: nothing to do.
+/// Aliasing       c shares no memory with a or b.
+/// Workspace      matmul_workspace(be, m, n, k); sizes only, never threads.
+/// Cost           2 m n k flops (half of it symmetric); each operand is read once for every 2048 rows or columns of C.
+/// Source         blocking after Goto and van de Geijn 2008; the order contract is keel's own.
+/// Example        matmul(be, x, transposed(w), y, {}, ws).or_throw();    // y = x w^T
+template <matmul_backend Backend, class A, class B, class C>
+status matmul(Backend const& be, view<A, 2> a, view<B, 2> b, view<C, 2> c, matmul_options options = {}, workspace ws = {}) {
+    detail::check_formats<std::remove_const_t<A>, std::remove_const_t<B>, C>();
+    int64_t const m = a.extent[0], n = b.extent[1], k = a.extent[1];
+    validation check("matmul");
+    check.present("a", a).extent("b", b, 0, k).shape("c", c, m, n);
+    if (options.form == product_form::symmetric) check.extent("c", c, 1, m);
+    detail::check_memory(check, a, b, c);
+    if (check.ok()) check.enough(ws, matmul_workspace(be, m, n, k));
+    return detail::run_products<A, B, C>(
+        be, check, {layout_of(a), layout_of(b), layout_of(c), 1, m, n, k, nullptr, ragged::none, options}, ws);
+}
+
+/// A batch: c[i] = alpha * a[i] * b[i] + beta * c[i]. Shapes a [batch, m, k], b [batch, k, n], c [batch, m, n]; a or b may be shared
+/// by all items (stride 0). Small products are packed together, so they cost no more a flop than large ones. The rest as above,
+/// with matmul_workspace(be, m, n, k, batch).
+template <matmul_backend Backend, class A, class B, class C>
+status matmul(Backend const& be, view<A, 3> a, view<B, 3> b, view<C, 3> c, matmul_options options = {}, workspace ws = {}) {
+    detail::check_formats<std::remove_const_t<A>, std::remove_const_t<B>, C>();
+    int64_t const batch = a.extent[0], m = a.extent[1], n = b.extent[2], k = a.extent[2];
+    validation check("matmul");
+    check.present("a", a).extent("b", b, 0, batch).extent("b", b, 1, k).shape("c", c, batch, m, n);
+    if (options.form == product_form::symmetric) check.extent("c", c, 2, m);
+    detail::check_memory(check, a, b, c);
+    if (check.ok()) check.enough(ws, matmul_workspace(be, m, n, k, batch));
+    return detail::run_products<A, B, C>(
+        be, check, {layout_of(a), layout_of(b), layout_of(c), batch, m, n, k, nullptr, ragged::none, options}, ws);
+}
+
+/// Groups of rows, each with a matrix of its own (the experts of a layer): for rows i of [offsets[g], offsets[g+1]),
+/// c[i] = alpha * a[i] * b[g] + beta * c[i].
+///
+/// Shapes         a [rows, k], b [groups, k, n], c [rows, n]; offsets [groups + 1] in host memory, not decreasing, within [0, rows].
+///                Groups may be empty; rows outside of all groups are not touched.
+/// Status         as matmul, and bad_option for offsets.
+/// Workspace      matmul_workspace(be, rows, n, k, groups): it does not depend on the offsets.
+/// The bits of a row are those of matmul on that row alone. For input gradients pass b with its last two dimensions exchanged.
+template <matmul_backend Backend, class A, class B, class C, class O>
+    requires std::is_same_v<std::remove_const_t<O>, int64_t>
+status grouped_matmul(Backend const& be, view<A, 2> a, view<B, 3> b, view<C, 2> c, view<O, 1> offsets, matmul_options options = {},
+                      workspace ws = {}) {
+    detail::check_formats<std::remove_const_t<A>, std::remove_const_t<B>, C>();
+    int64_t const groups = b.extent[0], row_count = a.extent[0], n = b.extent[2], k = a.extent[1];
+    validation check("grouped_matmul");
+    check.present("a", a).extent("b", b, 1, k).shape("c", c, row_count, n);
+    check.require(options.form == product_form::full, status_code::bad_option, "options.form", "full: groups are not square");
+    detail::check_offsets(check, offsets, groups, row_count);
+    detail::check_memory(check, a, b, c);
+    if (check.ok()) check.enough(ws, matmul_workspace(be, row_count, n, k, groups));
+    return detail::run_products<A, B, C>(
+        be, check, {layout_of(a), layout_of(b), layout_of(c), groups, row_count, n, k, offsets.data, ragged::rows, options}, ws);
+}
+
+/// The sum over k cut into groups (the experts' weight gradients): c[g] = alpha * a[:, rows of g] * b[rows of g, :] + beta * c[g].
+///
+/// Shapes         a [m, rows] (X^T is transposed(x)), b [rows, n], c [groups, m, n]; offsets as above. An empty group sums to +0.
+/// Workspace      matmul_workspace(be, m, n, rows, groups).
+template <matmul_backend Backend, class A, class B, class C, class O>
+    requires std::is_same_v<std::remove_const_t<O>, int64_t>
+status grouped_matmul(Backend const& be, view<A, 2> a, view<B, 2> b, view<C, 3> c, view<O, 1> offsets, matmul_options options = {},
+                      workspace ws = {}) {
+    detail::check_formats<std::remove_const_t<A>, std::remove_const_t<B>, C>();
+    int64_t const groups = c.extent[0], row_count = a.extent[1], m = a.extent[0], n = b.extent[1];
+    validation check("grouped_matmul");
+    check.present("a", a).extent("b", b, 0, row_count).shape("c", c, groups, m, n);
+    check.require(options.form == product_form::full, status_code::bad_option, "options.form", "full: groups are not symmetric");
+    detail::check_offsets(check, offsets, groups, row_count);
+    detail::check_memory(check, a, b, c);
+    if (check.ok()) check.enough(ws, matmul_workspace(be, m, n, row_count, groups));
+    return detail::run_products<A, B, C>(
+        be, check, {layout_of(a), layout_of(b), layout_of(c), groups, m, n, row_count, offsets.data, ragged::depth, options}, ws);
+}
+
+/// For block-scaled operands (quantize/scaled_matmul.hpp checks the arguments): every block of scales.length consecutive k sums
+/// from zero, then total = fma(block, scale_a * scale_b, total); C from the total as in matmul. Workspace as matmul.
+template <class A, class B, class C, matmul_backend Backend, class ScaleA, class ScaleB>
+void matmul_promoted(Backend const& be, product_set const& set, promotion<ScaleA, ScaleB> const& scales, workspace ws) {
+    if (set.count == 0 || set.m == 0 || set.n == 0) return;
+    matmul_service<Backend>::template run_promoted<A, B, C>(be, set, scales, ws);
+}
+
+} // namespace keel::inline KEEL_ABI
