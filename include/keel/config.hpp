@@ -11,12 +11,15 @@
 #endif
 static_assert(__cplusplus >= 202002L, "keel needs C++20");
 
-// KEEL_FN marks small functions that are inlined everywhere, so no architecture-dependent symbol is left to the linker.
+// KEEL_FN marks small functions that are inlined everywhere, so no architecture-dependent symbol is left to the linker;
+// KEEL_HOST those of them that make no sense on a device.
 #if defined(__CUDACC__)
 #define KEEL_FN __host__ __device__ __forceinline__
+#define KEEL_HOST inline __attribute__((always_inline))
 #define KEEL_DEVICE_CODE 1
 #else
 #define KEEL_FN inline __attribute__((always_inline))
+#define KEEL_HOST KEEL_FN
 #define KEEL_DEVICE_CODE 0
 #endif
 

@@ -15,7 +15,6 @@
 // minimum, maximum or comparison looks at floats (a NaN would depend on the operand's side): those act on bits.
 #pragma once
 
-#include <bit>
 #include <concepts>
 #include <type_traits>
 
@@ -75,8 +74,8 @@ KEEL_FN float sqrt(float a) {
 
 // --- bits ------------------------------------------------------------------------------------------------------------
 
-KEEL_FN uint32_t bits(float x) { return std::bit_cast<uint32_t>(x); }
-KEEL_FN float as_float(uint32_t u) { return std::bit_cast<float>(u); }
+KEEL_FN uint32_t bits(float x) { return __builtin_bit_cast(uint32_t, x); }
+KEEL_FN float as_float(uint32_t u) { return __builtin_bit_cast(float, u); }
 template <int K> KEEL_FN uint32_t shl(uint32_t u) { return u << K; }
 template <int K> KEEL_FN uint32_t shr(uint32_t u) { return u >> K; }
 /// u >> k lane by lane; k of 32 and more gives 0.

@@ -29,7 +29,7 @@ enum class status_code : uint8_t {
     launch_failed,     ///< the device runtime refused the launch
 };
 
-KEEL_FN constexpr char const* name_of(status_code code) {
+KEEL_HOST constexpr char const* name_of(status_code code) {
     switch (code) {
     case status_code::ok: return "ok";
     case status_code::bad_shape: return "bad_shape";
@@ -60,7 +60,7 @@ struct [[nodiscard]] status {
     KEEL_FN constexpr bool ok() const { return code == status_code::ok; }
 
     /// "rms_norm: y has rows = 5, wanted 4 (bad_shape)"
-    KEEL_FN std::string message() const {
+    KEEL_HOST std::string message() const {
         if (ok()) return "ok";
         std::string text = std::string(function) + ": " + argument;
         if (*property != '\0') text += std::string(" has ") + property + " = " + std::to_string(got);
@@ -70,7 +70,7 @@ struct [[nodiscard]] status {
     }
 
     /// Throws std::runtime_error with message() unless ok; without exceptions prints it and aborts.
-    KEEL_FN void or_throw() const {
+    KEEL_HOST void or_throw() const {
         if (ok()) return;
 #if KEEL_HAS_EXCEPTIONS
         throw std::runtime_error(message());

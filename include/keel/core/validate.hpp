@@ -15,28 +15,28 @@ namespace keel {
 struct validation {
     status result;
 
-    KEEL_FN explicit validation(char const* function) { result.function = function; }
-    KEEL_FN bool ok() const { return result.ok(); }
+    KEEL_HOST explicit validation(char const* function) { result.function = function; }
+    KEEL_HOST bool ok() const { return result.ok(); }
 
-    KEEL_FN validation& fail(status_code code, char const* argument, char const* wanted) {
+    KEEL_HOST validation& fail(status_code code, char const* argument, char const* wanted) {
         return fail(code, argument, "", 0, 0, wanted);
     }
-    KEEL_FN validation& fail(status_code code, char const* argument, char const* property, int64_t got, int64_t wanted,
+    KEEL_HOST validation& fail(status_code code, char const* argument, char const* property, int64_t got, int64_t wanted,
                              char const* text = "") {
         if (ok()) result = {code, result.function, argument, property, text, got, wanted};
         return *this;
     }
     /// Any condition, with words for what was wanted.
-    KEEL_FN validation& require(bool condition, status_code code, char const* argument, char const* wanted) {
+    KEEL_HOST validation& require(bool condition, status_code code, char const* argument, char const* wanted) {
         return condition ? *this : fail(code, argument, wanted);
     }
-    KEEL_FN validation& require(bool condition, status_code code, char const* argument, char const* property, int64_t got,
+    KEEL_HOST validation& require(bool condition, status_code code, char const* argument, char const* property, int64_t got,
                                 char const* wanted) {
         return condition ? *this : fail(code, argument, property, got, 0, wanted);
     }
 
     /// No negative extent, and data where there are elements.
-    template <class T, int Rank> KEEL_FN validation& present(char const* argument, view<T, Rank> const& v) {
+    template <class T, int Rank> KEEL_HOST validation& present(char const* argument, view<T, Rank> const& v) {
         for (int d = 0; d < Rank; ++d)
             if (v.extent[d] < 0) return fail(status_code::bad_shape, argument, dimension(Rank, d), v.extent[d], 0, "0 or more");
         if (!v.empty() && v.absent()) return fail(status_code::bad_pointer, argument, "data, not null");
@@ -44,29 +44,29 @@ struct validation {
     }
     /// Extent of one dimension equals `wanted`; includes present().
     template <class T, int Rank>
-    KEEL_FN validation& extent(char const* argument, view<T, Rank> const& v, int d, int64_t wanted) {
+    KEEL_HOST validation& extent(char const* argument, view<T, Rank> const& v, int d, int64_t wanted) {
         present(argument, v);
         if (v.extent[d] != wanted) fail(status_code::bad_shape, argument, dimension(Rank, d), v.extent[d], wanted);
         return *this;
     }
-    template <class T> KEEL_FN validation& shape(char const* argument, view<T, 1> const& v, int64_t n) {
+    template <class T> KEEL_HOST validation& shape(char const* argument, view<T, 1> const& v, int64_t n) {
         return extent(argument, v, 0, n);
     }
-    template <class T> KEEL_FN validation& shape(char const* argument, view<T, 2> const& v, int64_t row_count, int64_t column_count) {
+    template <class T> KEEL_HOST validation& shape(char const* argument, view<T, 2> const& v, int64_t row_count, int64_t column_count) {
         return extent(argument, v, 0, row_count).extent(argument, v, 1, column_count);
     }
     template <class T>
-    KEEL_FN validation& shape(char const* argument, view<T, 3> const& v, int64_t a, int64_t b, int64_t c) {
+    KEEL_HOST validation& shape(char const* argument, view<T, 3> const& v, int64_t a, int64_t b, int64_t c) {
         return extent(argument, v, 0, a).extent(argument, v, 1, b).extent(argument, v, 2, c);
     }
     /// Elements of the last dimension are adjacent.
-    template <class T, int Rank> KEEL_FN validation& unit_stride(char const* argument, view<T, Rank> const& v) {
+    template <class T, int Rank> KEEL_HOST validation& unit_stride(char const* argument, view<T, Rank> const& v) {
         if (v.extent[Rank - 1] > 1 && v.stride[Rank - 1] != 1)
             fail(status_code::bad_stride, argument, "last stride", v.stride[Rank - 1], 1);
         return *this;
     }
     /// No two elements of an output share memory (dimensions need not be ordered by stride).
-    template <class T, int Rank> KEEL_FN validation& distinct(char const* argument, view<T, Rank> const& v) {
+    template <class T, int Rank> KEEL_HOST validation& distinct(char const* argument, view<T, Rank> const& v) {
         if (v.size() <= 1) return *this;
         // Each dimension's steps must clear everything that the smaller-strided dimensions reach.
         for (int d = 0; d < Rank; ++d) {
@@ -81,28 +81,28 @@ struct validation {
     }
     /// The two views share no memory.
     template <class A, int RankA, class B, int RankB>
-    KEEL_FN validation& disjoint(char const* argument, view<A, RankA> const& a, view<B, RankB> const& b) {
+    KEEL_HOST validation& disjoint(char const* argument, view<A, RankA> const& a, view<B, RankB> const& b) {
         if (overlapping(a, b)) fail(status_code::overlap, argument, "memory of its own");
         return *this;
     }
     /// The two views share no memory, or are the very same elements of the same format (an elementwise call in place).
     template <class A, class B, int Rank>
-    KEEL_FN validation& disjoint_or_same(char const* argument, view<A, Rank> const& a, view<B, Rank> const& b) {
+    KEEL_HOST validation& disjoint_or_same(char const* argument, view<A, Rank> const& a, view<B, Rank> const& b) {
         bool same = std::is_same_v<std::remove_const_t<A>, std::remove_const_t<B>> &&
                     static_cast<void const*>(a.data) == static_cast<void const*>(b.data);
         for (int d = 0; d < Rank; ++d) same = same && a.extent[d] == b.extent[d] && a.stride[d] == b.stride[d];
         return same ? *this : disjoint(argument, a, b);
     }
-    KEEL_FN validation& enough(workspace const& ws, int64_t bytes) {
+    KEEL_HOST validation& enough(workspace const& ws, int64_t bytes) {
         if (ws.size < bytes) fail(status_code::small_workspace, "workspace", "bytes", ws.size, bytes);
         else if (bytes > 0 && ws.data == nullptr) fail(status_code::bad_pointer, "workspace", "data, not null");
         return *this;
     }
 
   private:
-    KEEL_FN static int64_t size_of(int64_t stride) { return stride < 0 ? -stride : stride; }
+    KEEL_HOST static int64_t size_of(int64_t stride) { return stride < 0 ? -stride : stride; }
 
-    KEEL_FN static char const* dimension(int rank, int d) {
+    KEEL_HOST static char const* dimension(int rank, int d) {
         if (rank == 1) return "length";
         if (rank == 2) return d == 0 ? "rows" : "columns";
         return d == 0 ? "dimension 0" : d == 1 ? "dimension 1" : "dimension 2";
@@ -111,7 +111,7 @@ struct validation {
     struct byte_range {
         std::uintptr_t low, high;
     };
-    template <class T, int Rank> KEEL_FN static byte_range range_of(view<T, Rank> const& v) {
+    template <class T, int Rank> KEEL_HOST static byte_range range_of(view<T, Rank> const& v) {
         auto low = reinterpret_cast<std::uintptr_t>(v.data), high = low + sizeof(T);
         for (int d = 0; d < Rank; ++d) {
             int64_t const bytes = (v.extent[d] - 1) * v.stride[d] * static_cast<int64_t>(sizeof(T));
@@ -121,7 +121,7 @@ struct validation {
         return {low, high};
     }
     template <class A, int RankA, class B, int RankB>
-    KEEL_FN static bool overlapping(view<A, RankA> const& a, view<B, RankB> const& b) {
+    KEEL_HOST static bool overlapping(view<A, RankA> const& a, view<B, RankB> const& b) {
         if (a.absent() || b.absent() || a.empty() || b.empty()) return false;
         byte_range const x = range_of(a), y = range_of(b);
         return x.low < y.high && y.low < x.high;

@@ -40,10 +40,10 @@ template <class T, int Rank> struct view {
     }
 
     /// Inputs convert: view<T> to view<T const>.
-    KEEL_FN constexpr operator view<T const, Rank>() const
-        requires(!std::is_const_v<T>)
-    {
-        view<T const, Rank> v;
+    template <class C>
+        requires(std::is_same_v<C, T const> && !std::is_const_v<T>)
+    KEEL_FN constexpr operator view<C, Rank>() const {
+        view<C, Rank> v;
         v.data = data;
         for (int d = 0; d < Rank; ++d) v.extent[d] = extent[d], v.stride[d] = stride[d];
         return v;

@@ -30,7 +30,7 @@ template <> struct codec<float> {
     template <overflow O, rounding R> KEEL_FN static constexpr uint32_t encode_double(double x, uint32_t noise) {
         constexpr uint64_t double_infinity = uint64_t{0x7ff} << 52;
         constexpr uint64_t lowest = 1023 - 126;
-        uint64_t const u = std::bit_cast<uint64_t>(x);
+        uint64_t const u = __builtin_bit_cast(uint64_t, x);
         uint64_t const a = u & (double_infinity | 0xfffffffffffffu);
         uint32_t const sign = static_cast<uint32_t>(u >> 63) << 31;
         if (a > double_infinity) return nan_bits;

@@ -61,7 +61,7 @@ template <class T> concept scalar_format = std::is_trivially_copyable_v<T> && re
 
 /// 2^exponent as a float, subnormals included; exponent in [-149, 127].
 KEEL_FN constexpr float power_of_two(int exponent) {
-    return std::bit_cast<float>(exponent >= -126 ? static_cast<uint32_t>(exponent + 127) << 23
+    return __builtin_bit_cast(float, exponent >= -126 ? static_cast<uint32_t>(exponent + 127) << 23
                                                  : 1u << static_cast<uint32_t>(exponent + 149));
 }
 
@@ -98,7 +98,7 @@ template <int ExponentBits, int MantissaBits, int Bias, specials Specials> struc
     static constexpr uint32_t max_float_bits = (static_cast<uint32_t>(max_exponent + 127) << 23) |
                                                ((max_code & ((1u << MantissaBits) - 1)) << (23 - MantissaBits));
 
-    KEEL_FN static constexpr float max() { return std::bit_cast<float>(max_float_bits); }
+    KEEL_FN static constexpr float max() { return __builtin_bit_cast(float, max_float_bits); }
     KEEL_FN static constexpr float min_normal() { return power_of_two(min_exponent); }
     KEEL_FN static constexpr float min_subnormal() { return power_of_two(min_exponent - MantissaBits); }
     /// The distance from 1 to the next larger value.
@@ -115,11 +115,11 @@ template <class T> struct store_policy {
 
 /// A code as a word: its bits, zero-extended.
 template <scalar_format T> KEEL_FN constexpr uint32_t to_word(T code) {
-    return std::bit_cast<typename format_traits<T>::storage>(code);
+    return __builtin_bit_cast(typename format_traits<T>::storage, code);
 }
 /// The code in the low bits of a word.
 template <scalar_format T> KEEL_FN constexpr T from_word(uint32_t word) {
-    return std::bit_cast<T>(static_cast<typename format_traits<T>::storage>(word));
+    return __builtin_bit_cast(T, static_cast<typename format_traits<T>::storage>(word));
 }
 
 } // namespace keel
@@ -134,7 +134,7 @@ template <class T> struct codec;
 /// x cut to float precision with the last bit set if anything was lost. Rounding this again to a format at least 3 bits
 /// coarser than float gives what rounding x at once would give, in every direction and at every overflow boundary.
 KEEL_FN constexpr float round_to_odd(double x) {
-    uint64_t const u = std::bit_cast<uint64_t>(x);
+    uint64_t const u = __builtin_bit_cast(uint64_t, x);
     uint64_t const a = u & 0x7fffffffffffffffu;
     uint64_t const exponent = a >> 52;
     uint64_t word = 0;
@@ -153,7 +153,7 @@ KEEL_FN constexpr float round_to_odd(double x) {
             word = static_cast<uint64_t>(a != 0);
         }
     }
-    return std::bit_cast<float>(static_cast<uint32_t>(word) | static_cast<uint32_t>((u >> 63) << 31));
+    return __builtin_bit_cast(float, static_cast<uint32_t>(word) | static_cast<uint32_t>((u >> 63) << 31));
 }
 
 /// The codes of lanes of floats: one rounding, in the low bits of each word, the bits above 0.

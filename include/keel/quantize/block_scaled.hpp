@@ -38,9 +38,21 @@ template <class Code, class Scale, int Rows, int Columns> struct block_scaled {
     view<Code, 2> codes = {};
     view<scale_storage, 2> scales = {};
 
-    static constexpr int64_t scale_rows(int64_t row_count) { return (row_count + Rows - 1) / Rows; }
-    static constexpr int64_t scale_columns(int64_t column_count) { return (column_count + Columns - 1) / Columns; }
+    KEEL_FN static constexpr int64_t scale_rows(int64_t row_count) { return (row_count + Rows - 1) / Rows; }
+    KEEL_FN static constexpr int64_t scale_columns(int64_t column_count) { return (column_count + Columns - 1) / Columns; }
 };
+
+/// The transpose, without moving anything: blocks turn with the matrix.
+template <class Code, class Scale, int Rows, int Columns>
+KEEL_FN constexpr block_scaled<Code, Scale, Columns, Rows> transposed(block_scaled<Code, Scale, Rows, Columns> q) {
+    return {transposed(q.codes), transposed(q.scales)};
+}
+/// Rows [first, first + count); first is a multiple of Rows.
+template <class Code, class Scale, int Rows, int Columns>
+KEEL_FN constexpr block_scaled<Code, Scale, Rows, Columns> slice(block_scaled<Code, Scale, Rows, Columns> q, int64_t first, int64_t count) {
+    KEEL_ASSERT(first % Rows == 0);
+    return {slice(q.codes, first, count), slice(q.scales, first / Rows, (count + Rows - 1) / Rows)};
+}
 
 /// The published shapes by name.
 template <class Code = e4m3, class Scale = fp32_scale> using row_blocks = block_scaled<Code, Scale, 1, 128>;    ///< activations, gradients

@@ -16,7 +16,7 @@ struct quantize_options {
 namespace keel::inline KEEL_ABI {
 
 template <class X, class Code, class Scale, int Rows, int Columns>
-KEEL_FN void check_blocks(validation& check, char const* codes, char const* scales, view<X, 2> x,
+KEEL_HOST void check_blocks(validation& check, char const* codes, char const* scales, view<X, 2> x,
                           block_scaled<Code, Scale, Rows, Columns> const& q) {
     using blocks = block_scaled<Code, Scale, Rows, Columns>;
     check.shape(codes, q.codes, x.extent[0], x.extent[1]).unit_stride(codes, q.codes);

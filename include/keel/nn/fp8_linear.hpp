@@ -1,0 +1,121 @@
+// The FP8 linear layer: its three products on block-scaled codes, promoted to fp32 at every 128 of k.
+//
+//     forward    y  = x W^T      x in 1x128 blocks along its inputs       W in 128x128 tiles, quantised once a step
+//     backward   dx = dy W       dy in 1x128 blocks along the outputs     the same codes of W
+//                dw = dy^T x     dy and x in 128x1 blocks along the tokens
+//
+// x and dy are quantised twice, each time from their high-precision values, since a product needs blocks along the dimension it
+// sums over. Only x's codes along the tokens are kept for the backward: one byte an element instead of two or four.
+#pragma once
+
+#include <keel/nn/linear.hpp>
+#include <keel/quantize/quantize.hpp>
+#include <keel/quantize/scaled_matmul.hpp>
+
+namespace keel {
+
+/// Sizes and scratch of one FP8 linear layer; printable, a function of the shape alone.
+template <class Scale = fp32_scale, class Code = e4m3> struct fp8_linear_plan {
+    using activation_blocks = row_blocks<Code, Scale>;    ///< x and dy, along their columns
+    using token_blocks = column_blocks<Code, Scale>;      ///< x and dy, along the tokens
+    using weight_blocks = tile_blocks<Code, Scale>;       ///< W
+    using storage = typename Scale::storage;
+
+    int64_t tokens = 0, inputs = 0, outputs = 0;
+
+    /// Elements of the codes and of the scales that the caller keeps for the weights, and from forward to backward for x.
+    KEEL_FN int64_t weight_scales() const { return weight_blocks::scale_rows(outputs) * weight_blocks::scale_columns(inputs); }
+    KEEL_FN int64_t saved_scales() const { return token_blocks::scale_rows(tokens) * inputs; }
+
+    /// Views over the caller's memory.
+    KEEL_FN weight_blocks weight(Code* codes, storage* scales) const {
+        return {rows(codes, outputs, inputs), rows(scales, weight_blocks::scale_rows(outputs), weight_blocks::scale_columns(inputs))};
+    }
+    KEEL_FN token_blocks saved(Code* codes, storage* scales) const {
+        return {rows(codes, tokens, inputs), rows(scales, token_blocks::scale_rows(tokens), inputs)};
+    }
+};
+
+} // namespace keel
+
+namespace keel::inline KEEL_ABI {
+
+/// Memory for `row_count` x `columns` in blocks of type Q, taken from `ws`.
+template <class Q> KEEL_FN Q take_blocks(workspace& ws, int64_t row_count, int64_t column_count) {
+    int64_t const sr = Q::scale_rows(row_count), sc = Q::scale_columns(column_count);
+    auto* const codes = ws.take<typename Q::code>(row_count * column_count);
+    auto* const scales = ws.take<typename Q::scale_storage>(sr * sc);
+    return {rows(codes, row_count, column_count), rows(scales, sr, sc)};
+}
+template <class Q> KEEL_FN int64_t block_bytes(int64_t row_count, int64_t column_count) {
+    return workspace_bytes<typename Q::code>(row_count * column_count) +
+           workspace_bytes<typename Q::scale_storage>(Q::scale_rows(row_count) * Q::scale_columns(column_count));
+}
+
+/// Bytes for fp8_linear and fp8_linear_backward.
+template <matmul_backend B, class Scale, class Code>
+int64_t fp8_linear_workspace(B const& be, fp8_linear_plan<Scale, Code> const& plan) {
+    using p = fp8_linear_plan<Scale, Code>;
+    int64_t const t = plan.tokens, i = plan.inputs, o = plan.outputs;
+    int64_t const forward = block_bytes<typename p::activation_blocks>(t, i) + scaled_matmul_workspace(be, t, o, i);
+    int64_t const to_x = scaled_matmul_workspace(be, t, i, o), to_w = scaled_matmul_workspace(be, o, i, t);
+    int64_t const backward = block_bytes<typename p::activation_blocks>(t, o) + block_bytes<typename p::token_blocks>(t, o) +
+                             (to_x < to_w ? to_w : to_x);
+    return workspace_total(forward < backward ? backward : forward);
+}
+
+/// y = x W^T through codes of x and W.
+///
+/// Formula        x is quantised (quantize<overflow::saturate_finite>), in 1x128 blocks for the product and, if `saved` is present, in 128x1
+///                blocks for the backward; y = scaled_matmul(x, W^T).
+/// Shapes         x [tokens, inputs], w: plan.weight's codes of [outputs, inputs], y [tokens, outputs], saved: plan.saved or absent.
+/// Formats        x float, bf16 or f16; y float or bf16, one rounding.
+/// Status         bad_shape, bad_stride, overlap, small_workspace.
+/// Non-finite     a NaN or Inf element becomes a NaN code, so it stays visible: its row of y is NaN.
+/// Report         optional, of the quantisations. Workspace: fp8_linear_workspace(be, plan).
+/// Source         DeepSeek-V3 (2412.19437), section 3.3.
+template <matmul_backend B, class Scale, class Code, class X, class Y>
+status fp8_linear(B const& be, fp8_linear_plan<Scale, Code> const& plan, view<X, 2> x,
+                  std::type_identity_t<typename fp8_linear_plan<Scale, Code>::weight_blocks> w, view<Y, 2> y,
+                  std::type_identity_t<typename fp8_linear_plan<Scale, Code>::token_blocks> saved = {}, report* report = nullptr,
+                  workspace ws = {}) {
+    validation check("fp8_linear");
+    check.shape("x", x, plan.tokens, plan.inputs).shape("y", y, plan.tokens, plan.outputs);
+    check.shape("w.codes", w.codes, plan.outputs, plan.inputs);
+    check.enough(ws, fp8_linear_workspace(be, plan));
+    if (!check.ok() || y.empty()) return check.result;
+    auto const along_inputs = take_blocks<typename fp8_linear_plan<Scale, Code>::activation_blocks>(ws, plan.tokens, plan.inputs);
+    status const quantised = saved.codes.absent() ? quantize<overflow::saturate_finite>(be, x, along_inputs, {}, report)
+                                                  : quantize_pair<overflow::saturate_finite>(be, x, along_inputs, saved, {}, report);
+    if (!quantised.ok()) return quantised;
+    return scaled_matmul(be, along_inputs, transposed(w), y, {}, ws);
+}
+
+/// The gradients: dx = dy W and dw = dy^T x, with dy quantised along the outputs and along the tokens, and x as saved.
+/// Shapes and options as linear_backward; w and saved as in the forward. Gradient of the quantisations: straight through.
+template <matmul_backend B, class Scale, class Code, class DY>
+status fp8_linear_backward(B const& be, fp8_linear_plan<Scale, Code> const& plan, view<DY, 2> dy,
+                           std::type_identity_t<typename fp8_linear_plan<Scale, Code>::weight_blocks> w,
+                           std::type_identity_t<typename fp8_linear_plan<Scale, Code>::token_blocks> saved,
+                           std::type_identity_t<linear_gradients<std::remove_const_t<DY>>> out, linear_backward_options options = {},
+                           report* report = nullptr, workspace ws = {}) {
+    using p = fp8_linear_plan<Scale, Code>;
+    int64_t const t = plan.tokens, o = plan.outputs, i = plan.inputs;
+    validation check("fp8_linear_backward");
+    check.shape("dy", dy, t, o).shape("w.codes", w.codes, o, i).shape("saved.codes", saved.codes, t, i);
+    if (!out.dx.absent()) check.shape("out.dx", out.dx, t, i).distinct("out.dx", out.dx).disjoint("out.dx", out.dx, dy);
+    if (!out.dw.absent()) check.shape("out.dw", out.dw, o, i).distinct("out.dw", out.dw).disjoint("out.dw", out.dw, dy);
+    check.disjoint("out.dw", out.dw, out.dx).enough(ws, fp8_linear_workspace(be, plan));
+    if (!check.ok()) return check.result;
+    auto const along_outputs = take_blocks<typename p::activation_blocks>(ws, t, o);
+    auto const along_tokens = take_blocks<typename p::token_blocks>(ws, t, o);
+    status const quantised = quantize_pair<overflow::saturate_finite>(be, dy, along_outputs, along_tokens, {}, report);
+    if (!quantised.ok()) return quantised;
+    if (!out.dx.absent())
+        if (status const s = scaled_matmul(be, along_outputs, w, out.dx, {}, ws); !s.ok()) return s;
+    if (!out.dw.absent())
+        return scaled_matmul(be, transposed(along_tokens), saved, out.dw, {.beta = options.grad == accumulate ? 1.0f : 0.0f}, ws);
+    return check.result;
+}
+
+} // namespace keel::inline KEEL_ABI

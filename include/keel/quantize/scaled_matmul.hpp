@@ -1,0 +1,64 @@
+// The product of two block-scaled matrices, promoted to fp32 at every block.
+#pragma once
+
+#include <keel/backend/product_set.hpp>
+#include <keel/backend/row_memory.hpp>
+#include <keel/core/validate.hpp>
+#include <keel/quantize/block_scaled.hpp>
+
+namespace keel::inline KEEL_ABI {
+
+/// The scale of A's element in `row` and block `block` of k.
+template <class Storage, int Rows> struct left_scales {
+    view<Storage const, 2> scales;
+    KEEL_FN float operator()(int64_t, int64_t row, int64_t block) const { return load_element(scales.at(row / Rows, block)); }
+};
+/// The scale of B's element in `column` and block `block` of k.
+template <class Storage, int Columns> struct right_scales {
+    view<Storage const, 2> scales;
+    KEEL_FN float operator()(int64_t, int64_t column, int64_t block) const { return load_element(scales.at(block, column / Columns)); }
+};
+
+/// Bytes for scaled_matmul.
+template <matmul_backend B> int64_t scaled_matmul_workspace(B const& be, int64_t m, int64_t n, int64_t k) {
+    return matmul_service<B>::workspace(be, m, n, k, 1);
+}
+
+/// C = alpha * A * B + beta * C on codes and scales.
+///
+/// Formula        for each block of k: block = sum of decode(a) * decode(b), one fma a k ascending, from +0;
+///                total = fma(block, scale_a * scale_b, total), blocks ascending; c = fma(alpha, total, beta * c). All fp32, the same
+///                bits for any instruction set and thread count.
+/// Shapes         A [m, k] with blocks L wide along k, B [k, n] with blocks L high, C [m, n]. With codes q of X [t, i], W [o, i] and
+///                dY [t, o] in tile and row blocks: Y = X W^T is scaled_matmul(x, transposed(w)), dX = dY W is (dy, w), and
+///                dW = dY^T X is (transposed(dy_columns), x_columns).
+/// Formats        codes e4m3 or e5m2, scales of any kind; C float or bf16, rounded once.
+/// Error          |c - exact| <= (L + blocks + 2) * 2^-24 * sum |a b scales| before the rounding to C (each block is a chain of L fma,
+///                then one fma a block), against the exact product of the decoded matrices.
+/// Status         bad_shape, overlap, small_workspace.
+/// Non-finite     NaN codes or scales make their elements of C NaN.
+/// Workspace      scaled_matmul_workspace(be, m, n, k).
+/// Source         the promotion that DeepGEMM does on Hopper every 128, here without the tensor core's short sum.
+template <matmul_backend B, class CodeA, class ScaleA, int RowsA, int Block, class CodeB, class ScaleB, int ColumnsB, class C>
+status scaled_matmul(B const& be, block_scaled<CodeA, ScaleA, RowsA, Block> a, block_scaled<CodeB, ScaleB, Block, ColumnsB> b, view<C, 2> c,
+                     matmul_options options = {}, workspace ws = {}) {
+    int64_t const m = c.extent[0], n = c.extent[1], k = a.codes.extent[1];
+    validation check("scaled_matmul");
+    check.present("c", c).distinct("c", c);
+    check.shape("a.codes", a.codes, m, k).shape("a.scales", a.scales, a.scale_rows(m), a.scale_columns(k));
+    check.shape("b.codes", b.codes, k, n).shape("b.scales", b.scales, b.scale_rows(k), b.scale_columns(n));
+    check.disjoint("c", c, a.codes).disjoint("c", c, b.codes).disjoint("c", c, a.scales).disjoint("c", c, b.scales);
+    check.require(options.form == product_form::full, status_code::bad_option, "options.form", "product_form::full");
+    check.enough(ws, scaled_matmul_workspace(be, m, n, k));
+    if (!check.ok() || c.empty()) return check.result;
+    product_set set;
+    set.a = layout_of(a.codes), set.b = layout_of(b.codes), set.c = layout_of(c);
+    set.m = m, set.n = n, set.k = k, set.options = options;
+    using left = left_scales<typename ScaleA::storage, RowsA>;
+    using right = right_scales<typename ScaleB::storage, ColumnsB>;
+    promotion<left, right> const promote{Block, left{a.scales}, right{b.scales}};
+    matmul_service<B>::template run_promoted<std::remove_const_t<CodeA>, std::remove_const_t<CodeB>, C>(be, set, promote, ws);
+    return check.result;
+}
+
+} // namespace keel::inline KEEL_ABI
