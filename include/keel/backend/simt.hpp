@@ -101,6 +101,7 @@ template <int W> struct lockstep_warp {
     using words = lockstep_of<uint32_t, W>;
 
     KEEL_FN static bool leader() { return true; }
+    KEEL_FN static void sync() {}
     template <class Body> KEEL_FN static void each_lane(Body body) {
         for (int l = 0; l < W; ++l) body(l);
     }

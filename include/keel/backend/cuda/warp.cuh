@@ -18,6 +18,11 @@ struct cuda_warp {
         return true;
 #endif
     }
+    KEEL_FN static void sync() {
+#if defined(__CUDA_ARCH__)
+        __syncwarp();
+#endif
+    }
     template <class Body> KEEL_FN static void each_lane(Body body) {
 #if defined(__CUDA_ARCH__)
         body(lane_index());

@@ -1,0 +1,164 @@
+// The router: which experts a token goes to, with what weights, and how many tokens each expert was asked to take.
+//
+//     keel::demand_counts demand(keel::vec(counts, experts));
+//     keel::route(be, logits, {.bias = bias}, ids, weights, demand, {}, {.scaling = 2.5f}, ws).or_throw();
+//     keel::route_backward(be, dweights, logits, ids, weights, dlogits, {.scaling = 2.5f}).or_throw();
+//
+// route is pure: evaluation and recomputation change nothing. What it counted enters the balancing bias by an explicit,
+// idempotent commit (balance.hpp). Kernels: route_rows.hpp.
+#pragma once
+
+#include <keel/backend/concepts.hpp>
+#include <keel/core/validate.hpp>
+#include <keel/format/bf16.hpp>
+#include <keel/format/float32.hpp>
+#include <keel/moe/demand.hpp>
+#include <keel/moe/route_rows.hpp>
+
+namespace keel {
+
+struct route_inputs {
+    view<float const, 1> bias = {}; ///< [experts], added to the scores for the selection only. Absent: none
+    view<bool const, 1> valid = {}; ///< [tokens], true for a token, false for padding. Absent: all are tokens
+};
+
+/// What the router can keep for losses and logs, caller-owned.
+struct route_saved {
+    view<float, 1> log_sum = {}; ///< [tokens], log(sum of e^z); 0 for padding. Absent: not saved
+};
+
+struct route_backward_options {
+    float z_loss = 0.0f; ///< the gradient of z_loss * sum over tokens of log_sum^2 is added; usually coefficient / tokens
+};
+
+} // namespace keel
+
+namespace keel::inline KEEL_ABI {
+
+KEEL_FN int64_t route_tiles(int64_t tokens) { return (tokens + route_tile_tokens - 1) / route_tile_tokens; }
+
+/// Bytes for route.
+KEEL_FN int64_t route_workspace(int64_t tokens, int64_t experts) {
+    int64_t const cells = route_tiles(tokens) * experts;
+    return workspace_total(workspace_bytes<float>(cells) + workspace_bytes<uint32_t>(cells));
+}
+
+/// The first failed requirement on ids: an index in [0, experts), or -1 where padding may stand.
+template <class I> KEEL_FN void check_ids(validation& check, view<I, 2> ids, int64_t experts) {
+    for (int64_t t = 0; t < ids.extent[0] && check.ok(); ++t)
+        for (int64_t j = 0; j < ids.extent[1]; ++j) {
+            auto const id = static_cast<int64_t>(ids(t, j));
+            if (id >= -1 && id < experts && (id >= 0) == (ids(t, 0) >= 0)) continue;
+            check.fail(status_code::bad_option, "ids", "value", id, 0, "an expert, or -1 in a whole row of padding");
+            return;
+        }
+}
+
+/// Selects k experts a token and gives each its weight; counts the demand.
+///
+/// Formula        s = softmax(z), sigmoid(z) or sqrt(softplus(z)); the k largest s + bias are selected; w = scaling * s / (sum of the
+///                selected s), or scaling * s. fp32. The bias never enters the weights and has no gradient. Normalisation is in the
+///                log domain and without epsilon: two logits of -200 share the weight as exactly as two of 0. k = 1: see weight_rule.
+/// Ties           the larger logit first (sigmoid is 1 in fp32 from z = 17.4 on), then the lower index. Without a bias the order is
+///                that of the logits. ids stand in the order of selection.
+/// Shapes         logits [tokens, experts], inputs.bias [experts], inputs.valid [tokens], ids and weights [tokens, k], 1 <= k <= experts;
+///                columns adjacent. demand over memory for [experts] counts. saved.log_sum [tokens].
+/// Formats        logits float or bf16; ids int32 or int64; the rest fp32.
+/// Padding        ids -1, weights 0; counted nowhere. Everything downstream takes -1 as "no expert".
+/// Non-finite     -Inf is a score of 0: an expert that is taken last. A row that holds NaN or +Inf, or nothing but -Inf, has k distinct
+///                valid ids (NaN after all numbers, +Inf first) and NaN weights, so that the fault reaches the step gate; it is
+///                counted like any row, and other rows are unaffected. Selected scores that are all 0 normalise to NaN. `events`
+///                counts the logits that are not finite. A NaN in the bias ranks its expert last, +-Inf first or last.
+/// Status         bad_shape, bad_stride, bad_pointer, bad_option (k, scaling, more than 2^42 assignments), overlap, small_workspace.
+/// Zero sizes     no tokens: zero demand.
+/// Aliasing       outputs have memory of their own. Workspace: route_workspace(tokens, experts).
+/// Cost           reads the logits from memory once and writes 8 to 12 bytes an assignment; k passes over each cached row.
+/// Source         Wang et al. 2024 (2408.15664) for the bias; DeepSeek-V3 (2412.19437) eq. 16 without its epsilon.
+template <row_backend B, class L, class I>
+status route(B const& be, view<L, 2> logits, route_inputs inputs, view<I, 2> ids, view<float, 2> weights, demand_counts& demand,
+             route_saved saved = {}, route_options options = {}, workspace ws = {}, report* events = nullptr) {
+    using format = std::remove_const_t<L>;
+    static_assert(std::is_same_v<format, float> || std::is_same_v<format, bf16>, "logits are float or bf16");
+    static_assert(std::is_same_v<I, int32_t> || std::is_same_v<I, int64_t>, "ids are int32 or int64");
+    static_assert(backend_traits<B>::space == memory_space::host, "demand is read on the host so far");
+    int64_t const tokens = logits.extent[0], experts = logits.extent[1], k = ids.extent[1];
+    view<int64_t, 1> const counts = detail::load_counts_access::memory(demand);
+    validation check("route");
+    check.present("logits", logits).unit_stride("logits", logits);
+    check.extent("ids", ids, 0, tokens).unit_stride("ids", ids).distinct("ids", ids);
+    check.require(k >= 1 && k <= experts, status_code::bad_option, "ids", "columns", k, "1 up to the number of experts");
+    check.shape("weights", weights, tokens, k).unit_stride("weights", weights).distinct("weights", weights);
+    check.shape("demand", counts, experts).unit_stride("demand", counts);
+    if (!inputs.bias.absent()) check.shape("inputs.bias", inputs.bias, experts).unit_stride("inputs.bias", inputs.bias);
+    if (!inputs.valid.absent()) check.shape("inputs.valid", inputs.valid, tokens);
+    if (!saved.log_sum.absent()) check.shape("saved.log_sum", saved.log_sum, tokens).distinct("saved.log_sum", saved.log_sum);
+    check.require(options.scaling > 0.0f && options.scaling <= 0x1.fffffep127f, status_code::bad_option, "options.scaling",
+                  "a finite number above 0");
+    if (!check.ok()) return check.result;
+    check.require(tokens <= detail::most_assignments / k, status_code::bad_option, "ids", "rows", tokens, "at most 2^42 / k");
+    check.disjoint("weights", weights, logits).disjoint("ids", ids, logits).disjoint("ids", ids, weights);
+    check.disjoint("weights", weights, inputs.bias).disjoint("demand", counts, ids).disjoint("demand", counts, weights);
+    check.disjoint("saved.log_sum", saved.log_sum, logits).disjoint("saved.log_sum", saved.log_sum, weights);
+    check.enough(ws, route_workspace(tokens, experts));
+    if (!check.ok()) return check.result;
+
+    int64_t const tiles = route_tiles(tokens);
+    auto* const biased = ws.take<float>(tiles * experts);
+    auto* const tile_counts = ws.take<uint32_t>(tiles * experts);
+    if (events != nullptr) add_shared(events->elements, logits.size());
+    be.for_rows(tiles, route_tile_tokens * experts,
+                route_tile<format, I>{{logits, inputs.bias, ids, weights, saved.log_sum, options}, inputs.valid, biased, tile_counts, events});
+    be.for_rows(1, tiles * experts, count_tiles{tile_counts, tiles, counts});
+    int64_t total = 0;
+    for (int64_t e = 0; e < experts; ++e) total += counts(e);
+    detail::load_counts_access::fill(demand, total / k, k, total);
+    return check.result;
+}
+
+/// The gradient of the logits. The selection is a constant; the bias has none.
+///
+/// Formula        with G = dweights, 0 where a token was dropped (combine_backward gives it so):
+///                normalised: dz_j = w_j (G_j - sum(w G) / scaling) dlog s/dz_j; dlog s/dz = 1, sigmoid(-z), sigmoid(z) / (2 softplus(z)).
+///                Normalisation came before the drop, so a dropped expert still has its share of the sum.
+///                scores: dz_j = w_j G_j dlog s/dz_j; for softmax - softmax_e * sum(w G) for every expert e of the row besides.
+///                z-loss: softmax_e * 2 z_loss log_sum. fp32, sums in THE reduction order, one rounding to dlogits.
+/// Shapes         dweights, ids, weights [tokens, k] (the last two from route), logits, dlogits [tokens, experts]; columns adjacent.
+/// Formats        dlogits float or bf16, overwritten; experts that were not selected get 0 where no term reaches them.
+/// Options        score, weight and scaling as in the forward.
+/// Padding        rows of ids -1 get 0. Non-finite: a NaN weight or gradient stays in its row.
+/// Status         bad_shape, bad_stride, bad_pointer, bad_option, overlap. No workspace.
+template <row_backend B, class DW, class L, class I, class W, class D>
+status route_backward(B const& be, view<DW, 2> dweights, view<L, 2> logits, view<I, 2> ids, view<W, 2> weights, view<D, 2> dlogits,
+                      route_options options = {}, route_backward_options backward = {}) {
+    using format = std::remove_const_t<L>;
+    int64_t const tokens = logits.extent[0], experts = logits.extent[1], k = ids.extent[1];
+    validation check("route_backward");
+    check.present("logits", logits).unit_stride("logits", logits);
+    check.extent("ids", ids, 0, tokens).unit_stride("ids", ids);
+    check.require(k >= 1 && k <= experts, status_code::bad_option, "ids", "columns", k, "1 up to the number of experts");
+    check.shape("weights", weights, tokens, k).unit_stride("weights", weights);
+    check.shape("dweights", dweights, tokens, k).unit_stride("dweights", dweights);
+    check.shape("dlogits", dlogits, tokens, experts).unit_stride("dlogits", dlogits).distinct("dlogits", dlogits);
+    check.disjoint("dlogits", dlogits, logits).disjoint("dlogits", dlogits, ids).disjoint("dlogits", dlogits, weights);
+    check.disjoint("dlogits", dlogits, dweights);
+    check.require(options.scaling > 0.0f && options.scaling <= 0x1.fffffep127f, status_code::bad_option, "options.scaling",
+                  "a finite number above 0");
+    if (!check.ok()) return check.result;
+    if constexpr (backend_traits<B>::space == memory_space::host) check_ids(check, ids, experts);
+    if (!check.ok()) return check.result;
+    be.for_rows(tokens, experts, route_backward_row<format, std::remove_const_t<I>, D>{dweights, logits, ids, weights, dlogits, options,
+                                                                                      backward.z_loss});
+    return check.result;
+}
+
+/// sum over tokens of log_sum^2, in THE reduction order: the router's z-loss is coefficient / tokens times this (Zoph et al. 2022,
+/// 2202.08906, eq. 5). `sum_of_squares` is written, in the backend's memory.
+template <row_backend B, class S> status router_z_loss(B const& be, view<S, 1> log_sum, float* sum_of_squares) {
+    validation check("router_z_loss");
+    check.present("log_sum", log_sum).require(sum_of_squares != nullptr, status_code::bad_pointer, "sum_of_squares", "data, not null");
+    if (!check.ok()) return check.result;
+    be.for_rows(1, log_sum.extent[0], square_sum_row{log_sum, sum_of_squares});
+    return check.result;
+}
+
+} // namespace keel::inline KEEL_ABI
