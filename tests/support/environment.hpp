@@ -1,0 +1,22 @@
+// What a test may ask of its surroundings: the long form of a sweep, and the files that lie beside the tests.
+#pragma once
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+namespace keel_test {
+
+/// True under `tests/run.sh --all` (environment variable KEEL_EXHAUSTIVE=1): sweep all values instead of a sample.
+inline bool exhaustive() {
+    char const* const text = std::getenv("KEEL_EXHAUSTIVE");
+    return text != nullptr && std::string_view(text) == "1";
+}
+
+/// Path of a data file in the tests folder: data_path("format/data/e4m3.csv").
+inline std::string data_path(std::string_view name) {
+    return (std::filesystem::path(__FILE__).parent_path().parent_path() / name).string();
+}
+
+} // namespace keel_test
