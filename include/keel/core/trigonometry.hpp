@@ -13,7 +13,8 @@ inline constexpr float two_over_pi = 0x1.45f306p-1f;
 
 /// sin and cos of (r + low) + quadrant * pi/2, |r| <= pi/4 and low below an ulp of r; quadrant counts modulo 4.
 /// Relative error of the polynomials: sine 2^-27.9, cosine 2^-33.
-template <class F> KEEL_FN void sincos_quadrant(F const& r, F const& low, bits_of<F> const& quadrant, F& sine, F& cosine) {
+template <class F>
+KEEL_FN void sincos_quadrant(F const& r, F const& low, bits_of<F> const& quadrant, F& sine, F& cosine) {
     using U = bits_of<F>;
     F const r2 = r * r;
     F const s = r + fma(r * r2, polynomial(r2, -0x1.555546p-3f, 0x1.110776p-7f, -0x1.9952f8p-13f), low);

@@ -38,8 +38,8 @@ template <class F> KEEL_FN F with_sign_of(F const& x, F const& a) {
 template <class F> KEEL_FN F clamped_magnitude(F const& x, float limit) {
     return as_float(umin(magnitude(x), bits_of<F>(bits(limit))));
 }
-/// The rounded product where it may meet an addition, here or in the caller: compilers fuse bare products with sums, and
-/// then the bits depend on what the compiler saw. Adding -0 changes no value.
+/// The rounded product where it may meet an addition, here or in the caller: compilers fuse bare products with sums,
+/// and then the bits depend on what the compiler saw. Adding -0 changes no value.
 template <class F> KEEL_FN F product(F const& a, F const& b) {
 #if defined(__FMA__) || defined(__aarch64__)
     return fma(a, b, F(-0.0f));
@@ -60,8 +60,8 @@ template <class F> KEEL_FN F exp_minus_scaled(F const& a) {
     F const t = fma(a, F(-log2_e), F(shift)); // its low bits: n + 64, for e^-a = e^-r 2^n
     F const n = t - F(shift);
     F const r = fma(n, F(ln2_low), fma(n, F(ln2_high), a));
-    F const p = polynomial(r, 1.0f, -1.0f, 0x1.fffffcp-2f, -0x1.555488p-3f, 0x1.555842p-5f, -0x1.1240f0p-7f,
-                           0x1.6ae9e2p-10f);
+    F const p =
+        polynomial(r, 1.0f, -1.0f, 0x1.fffffcp-2f, -0x1.555488p-3f, 0x1.555842p-5f, -0x1.1240f0p-7f, 0x1.6ae9e2p-10f);
     return as_float(bits(p) + shl<23>(bits(t)));
 }
 inline constexpr float unscale = 0x1p-64f; ///< undoes exp_minus_scaled's factor
@@ -73,7 +73,8 @@ template <class F> KEEL_FN F one_minus_exp_minus(F const& b) {
     F const t = fma(b, F(-log2_e), F(shift));
     F const n = t - F(shift);
     F const r = fma(n, F(ln2_low), fma(n, F(ln2_high), b));
-    F const q = polynomial(r, -0.5f, 0x1.555554p-3f, -0x1.5554f6p-5f, 0x1.1112e2p-7f, -0x1.6d3d18p-10f, 0x1.9e5ed6p-13f);
+    F const q =
+        polynomial(r, -0.5f, 0x1.555554p-3f, -0x1.5554f6p-5f, 0x1.1112e2p-7f, -0x1.6d3d18p-10f, 0x1.9e5ed6p-13f);
     F const p = fma(r * r, q, r); // 1 - e^-r
     F const power = as_float(shl<23>(bits(t)));
     return fma(power, p, F(1.0f) - power);
@@ -83,8 +84,8 @@ template <class F> KEEL_FN F one_minus_exp_minus(F const& b) {
 inline constexpr float ln2_short = 0x1.62e4p-1f;
 inline constexpr float ln2_rest = 0x1.7f7d1cp-20f;
 
-/// e ln 2 + log(1 + f) + correction for a whole e, f in [-1/3, 1/3] and a correction below an ulp of f. e ln 2 + f is kept
-/// as a pair to the end. Relative error of the polynomial 2^-27.7; two chains halve its latency.
+/// e ln 2 + log(1 + f) + correction for a whole e, f in [-1/3, 1/3] and a correction below an ulp of f. e ln 2 + f is
+/// kept as a pair to the end. Relative error of the polynomial 2^-27.7; two chains halve its latency.
 template <class F> KEEL_FN F log_near_one(F const& e, F const& f, F const& correction) {
     F const f2 = f * f;
     F const even = polynomial(f2, -0.5f, -0x1.fffefap-3f, -0x1.559c30p-3f, -0x1.f33c12p-4f, -0x1.07ab4ap-3f);
