@@ -17,12 +17,16 @@ NEEDS = {"v2": {"sse4_2", "ssse3", "popcnt"}, "v3": {"avx2", "fma", "bmi2", "f16
 LEAKY = "template <class T> __attribute__((noinline)) T twice(T x) { return x + x; }\nextern \"C\" float KEEL_ENTRY(float x) { return twice(x); }\n"
 
 
-def executes(level):
+def cpu_flags():
+    """What this machine executes, in the kernel's names; empty where it does not say."""
     try:
-        flags = set(pathlib.Path("/proc/cpuinfo").read_text().split("flags", 1)[1].split("\n", 1)[0].split())
+        return set(pathlib.Path("/proc/cpuinfo").read_text().split("flags", 1)[1].split("\n", 1)[0].split())
     except (OSError, IndexError):
-        return False
-    return NEEDS[level] <= flags
+        return set()
+
+
+def executes(level):
+    return NEEDS[level] <= cpu_flags()
 
 
 def symbols(path):
@@ -35,12 +39,13 @@ def readable(name):
     return subprocess.run(["c++filt", name], capture_output=True, text=True).stdout.strip()[:200]
 
 
-def shared(objects, only=""):
-    """Weak code that two of the objects {label: path} both define. Data (V, u) is the same at any -march."""
+def shared(objects, only="", differ=lambda a, b: True):
+    """Weak code that two of the objects {label: path} both define. Data (V, u) is the same at any -march. Only names that
+    contain `only` count, and only pairs whose labels `differ` in level."""
     found, labels = [], list(objects)
     weak = {label: {name for kind, name in symbols(objects[label]) if kind == "W" and only in name} for label in labels}
     for i, a in enumerate(labels):
-        for b in labels[i + 1:]:
+        for b in [other for other in labels[i + 1:] if differ(a, other)]:
             found += [f"{a} and {b} share a weak symbol: {readable(name)}" for name in sorted(weak[a] & weak[b])]
     return found
 
