@@ -11,3 +11,4 @@
 #include <keel/core/workspace.hpp>
 #include <keel/guard/step_gate.hpp>
 #include <keel/norm/rms_norm.hpp>
+#include <keel/optim/adamw.hpp>

@@ -1,0 +1,121 @@
+// The mathematics of AdamW, one chunk of a tensor at a time.
+#pragma once
+
+#include <keel/core/lanes.hpp>
+#include <keel/guard/step_gate_rows.hpp>
+#include <keel/optim/step_change.hpp>
+
+namespace keel {
+
+struct adamw_options {
+    float learning_rate = 1e-3f; ///< of this step; 0 or more
+    float beta1 = 0.9f;          ///< of the mean m; in [0, 1)
+    float beta2 = 0.999f;        ///< of the squares' mean v; in [0, 1)
+    float epsilon = 1e-8f;       ///< added to the root, in units of the gradient; above 0
+    float weight_decay = 0.0f;   ///< decoupled: w loses learning_rate * weight_decay of itself; 0 or more
+};
+
+} // namespace keel
+
+namespace keel::inline KEEL_ABI {
+
+/// Elements of a chunk; part of the definition of step_change's bits.
+inline constexpr int64_t adamw_chunk = 8192;
+
+/// base^n by squaring, in double.
+KEEL_FN double whole_power(double base, int64_t n) {
+    double result = 1.0;
+    for (; n > 0; n /= 2, base *= base)
+        if (n % 2 != 0) result *= base;
+    return result;
+}
+
+/// What the t-th applied step multiplies with, each rounded once from double.
+struct adamw_factors {
+    float beta1, one_minus_beta1, beta2, one_minus_beta2;
+    float root_scale; ///< 1 / sqrt(1 - beta2^t)
+    float step;       ///< learning_rate / (1 - beta1^t)
+    float decay;      ///< learning_rate * weight_decay
+
+    KEEL_FN static adamw_factors at(adamw_options const& o, int64_t t) {
+        double const beta1 = static_cast<double>(o.beta1), beta2 = static_cast<double>(o.beta2);
+        double const rate = static_cast<double>(o.learning_rate);
+        return {o.beta1,
+                static_cast<float>(1.0 - beta1),
+                o.beta2,
+                static_cast<float>(1.0 - beta2),
+                static_cast<float>(1.0 / __builtin_sqrt(1.0 - whole_power(beta2, t))),
+                static_cast<float>(rate / (1.0 - whole_power(beta1, t))),
+                static_cast<float>(rate * static_cast<double>(o.weight_decay))};
+    }
+};
+
+/// Finite values beyond 2^63 become 2^63, so that their square is finite; NaN and Inf pass.
+template <class F> KEEL_FN F with_finite_square(F const& x) {
+    using U = bits_of<F>;
+    constexpr uint32_t limit = 0x5f000000u; // 2^63
+    auto const beyond = gt(U(infinity_bits - limit), magnitude(x) - U(limit));
+    return as_float(select(beyond, U(limit) | (bits(x) & U(sign_bit)), bits(x)));
+}
+
+/// m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2; w = w - decay w - step m / (sqrt(v) root_scale + epsilon).
+template <class Gradient, class Shadow> struct adamw_row {
+    Gradient const* gradient;
+    float *weight, *m, *v;
+    Shadow* shadow; ///< null: none
+    int64_t count;
+    int64_t const* applied;
+    step_gate const* gate;
+    adamw_options options;
+    step_change_part* change; ///< null: not wanted
+
+    template <class G> KEEL_FN void operator()(G const& g, int64_t chunk) const {
+        using F = typename G::value;
+        if (gate->apply == 0) return;
+        int64_t const first = chunk * adamw_chunk, n = count - first < adamw_chunk ? count - first : adamw_chunk;
+        Gradient const* const in = gradient + first;
+        float *const w = weight + first, *const mean = m + first, *const squares = v + first;
+        adamw_factors const f = adamw_factors::at(options, *applied + 1);
+        F const clip(gate->clip);
+
+        auto const update = [&](auto at) {
+            F const x = with_finite_square(F(g.load(in, at) * clip));
+            F const m1 = fma(F(f.beta1), g.load(mean, at), mul(F(f.one_minus_beta1), x));
+            F const v1 = fma(F(f.beta2), g.load(squares, at), mul(mul(F(f.one_minus_beta2), x), x));
+            F const direction = div(m1, fma(sqrt(v1), F(f.root_scale), F(options.epsilon)));
+            F const before = g.load(w, at);
+            F const after = fma(F(-f.step), direction, fma(F(-f.decay), before, before));
+            g.store(mean, at, m1);
+            g.store(squares, at, v1);
+            g.store(w, at, after);
+            if (shadow != nullptr) g.store(shadow + first, at, after);
+            return F(after - before);
+        };
+        if (change == nullptr) {
+            g.each(n, [&](auto at) { update(at); });
+            return;
+        }
+        step_change_part part;
+        part.update_squares = g.sum(n, [&](F const& acc, auto at) {
+            F const moved = update(at);
+            return fma(moved, moved, acc);
+        });
+        part.weight_squares = g.sum(n, [&](F const& acc, auto at) {
+            F const now = g.load(w, at);
+            return fma(now, now, acc);
+        });
+        if (g.leader()) change[chunk] = part;
+    }
+};
+
+/// After all chunks have read it, the count of applied steps moves on.
+struct count_applied_row {
+    step_gate const* gate;
+    int64_t* applied;
+
+    template <class G> KEEL_FN void operator()(G const& g, int64_t) const {
+        if (g.leader() && gate->apply != 0) *applied += 1;
+    }
+};
+
+} // namespace keel::inline KEEL_ABI
