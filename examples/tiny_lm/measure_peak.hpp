@@ -9,31 +9,23 @@
 #include <thread>
 #include <vector>
 
+#include <keel/backend/cpu/pack.hpp>
+
 namespace tiny_lm {
 
-#if defined(__AVX512F__)
-inline constexpr int vector_bytes = 64;
-#elif defined(__AVX__)
-inline constexpr int vector_bytes = 32;
-#else
-inline constexpr int vector_bytes = 16;
-#endif
-
-/// Runs `rounds` of multiply-adds on one core from registers: enough independent chains to hide an fma's latency on
-/// two ports, few enough to fit the registers. Returns the flops done. a*b + c is one fma where the target has it.
+/// Runs rounds of multiply-adds on one core, from registers; returns the flops done. A dozen independent chains hide an
+/// fma's latency on two ports and still fit sixteen registers.
 inline double spin_multiply_adds(std::int64_t rounds) {
-    typedef float vector __attribute__((vector_size(vector_bytes)));
+    using pack = keel::pack<keel::native_arch>;
     constexpr int chains = 12;
-    vector const a = vector{} + 0.999f, b = vector{} + 0.001f; // x = a x + b stays near 1
-    vector x[chains];
-    for (int c = 0; c < chains; ++c) x[c] = vector{} + static_cast<float>(c);
+    pack const a(0.999f), b(0.001f); // x = a x + b stays near 1
+    pack x[chains];
+    for (int c = 0; c < chains; ++c) x[c] = pack(static_cast<float>(c));
     for (std::int64_t i = 0; i < rounds; ++i)
 #pragma GCC unroll 12
-        for (int c = 0; c < chains; ++c) x[c] = x[c] * a + b;
-    vector sum{};
-    for (int c = 0; c < chains; ++c) sum += x[c];
-    asm volatile("" : : "m"(sum)); // the result counts as used
-    return static_cast<double>(rounds) * chains * (vector_bytes / sizeof(float)) * 2;
+        for (int c = 0; c < chains; ++c) x[c] = fma(x[c], a, b);
+    asm volatile("" : : "m"(x)); // the results count as used
+    return static_cast<double>(rounds) * chains * pack::width * 2;
 }
 
 /// Peak fp32 flop/s of so many threads together, measured in a quarter of a second: all spin, and of fifty slices of
@@ -44,7 +36,7 @@ inline double measure_peak(std::int64_t threads) {
     std::vector<std::jthread> spinning;
     for (std::int64_t t = 0; t < threads; ++t)
         spinning.emplace_back([&](std::stop_token const& stop) {
-            while (!stop.stop_requested()) flops += spin_multiply_adds(20'000); // under 0.1 ms, short against a slice
+            while (!stop.stop_requested()) flops += spin_multiply_adds(5'000); // some 10 us, short against a slice
         });
     double best = 0;
     for (int slice = 0; slice < 50; ++slice) {

@@ -3,6 +3,7 @@
 //     {"record":"start","attempt":2,"step":400, ...facts of the run}     one at each start and resumption
 //     {"record":"step","attempt":2,"step":401,"loss":1.31, ...}         the figures of health.hpp
 //     {"record":"held_out","attempt":2,"step":500,"bits_per_byte":1.98, ...}
+// The facts that plot_run.py shows are the settings of options.hpp, "parameters" and "gzip_bits_per_byte".
 // Numbers are JSON numbers but for "nan", "inf" and "-inf". A start at step 0 begins a new run; one at a later step
 // goes on with the run before it, whose records of later steps it replaces.
 #pragma once

@@ -19,6 +19,8 @@
 #include <string_view>
 #include <vector>
 
+#include <keel/format/bf16.hpp>
+
 #include "digest.hpp"
 #include "error.hpp"
 #include "files.hpp"
@@ -39,11 +41,11 @@ struct element_type {
 };
 inline constexpr element_type element_types[] = {{"I64", 8}, {"F32", 4}, {"BF16", 2}, {"U8", 1}};
 
-/// Which of them a C++ type is. A bf16 type joins with `template <> inline constexpr element_type element_of<bf16> =
-/// ...`.
+/// Which of them a C++ type is.
 template <class T> inline constexpr element_type element_of = {nullptr, 0};
 template <> inline constexpr element_type element_of<std::int64_t> = element_types[0];
 template <> inline constexpr element_type element_of<float> = element_types[1];
+template <> inline constexpr element_type element_of<keel::bf16> = element_types[2];
 template <> inline constexpr element_type element_of<std::uint8_t> = element_types[3];
 
 inline std::string shape_text(tensor_shape const& shape) {

@@ -35,8 +35,8 @@ TEST_CASE("parameters are those of the shapes") {
 }
 
 TEST_CASE("forward flops are two for each multiply-add of a product") {
-    // Products of one token: 24x10 thrice, 12x10 twice, router, shared expert, two experts; attention has 4 heads of 6 and
-    // (9 + 1) / 2 = 5 keys on average, in two products; the head.
+    // Products of one token: 24x10 thrice, 12x10 twice, router, shared expert, two experts; attention has 4 heads of 6
+    // and (9 + 1) / 2 = 5 keys on average, in two products; the head.
     double const layer = 2.0 * (3 * 240 + 2 * 120 + 50 + 240 + 2 * 210) + 2.0 * 2 * 4 * 6 * 5;
     flop_ledger const ledger(small, 9);
     CHECK(ledger.forward_flops() == 3 * layer + 2 * 2560);
@@ -75,8 +75,8 @@ TEST_CASE("Newton-Schulz is counted from its products") {
         CHECK(flop_ledger(small, 9).newton_schulz_flops(5, symmetric ? orthogonalisation::symmetric
                                                                      : orthogonalisation::plain) == 3 * layer);
     }
-    // On the Gram matrix: X X^T once as a symmetric product and Q X once; n x n products (symmetric: n^3 each) otherwise.
-    // With five iterations 17 n^3 of them.
+    // On the Gram matrix: X X^T once as a symmetric product and Q X once; n x n products (symmetric: n^3 each)
+    // otherwise. With five iterations 17 n^3 of them.
     auto const gram = [](double n, double m) { return 3 * m * n * n + 17 * n * n * n; };
     CHECK(flop_ledger(small, 9).newton_schulz_flops(5, orthogonalisation::gram) ==
           3 * (3 * gram(10, 24) + 2 * gram(10, 12) + 3 * gram(8, 10) + 15 * gram(7, 10)));

@@ -22,10 +22,12 @@ std::string small_file(temporary_folder const& folder) {
     std::vector<float> const weights = {1.0f, -0.0f, 3.5f, std::bit_cast<float>(0x7fc12345u), 1e-42f, 6.0f};
     std::vector<std::int64_t> const counts = {-1, std::int64_t{1} << 62};
     std::vector<std::uint8_t> const codes = {0, 127, 255};
+    std::vector<keel::bf16> const halves = {keel::bf16{0x3f80}, keel::bf16{0x7fff}};
     write_safetensors(folder.path("small"),
                       {source_of<std::uint8_t>("codes", {3}, codes),
                        source_of<float>("layer.0/weights", {2, 3}, weights),
-                       source_of<std::int64_t>("counts", {2, 1}, counts), source_of<float>("none", {0, 7}, {})},
+                       source_of<std::int64_t>("counts", {2, 1}, counts), source_of<float>("none", {0, 7}, {}),
+                       source_of<keel::bf16>("halves", {2}, halves)},
                       {{"step", "12"}, {"odd \"key\"", "a\nb"}});
     return folder.path("small");
 }
@@ -50,7 +52,7 @@ std::string sealed(std::string const& rest, std::string const& data) {
 TEST_CASE("tensors and metadata come back bit for bit") {
     temporary_folder const folder;
     auto const file = safetensors::read(small_file(folder));
-    CHECK(file.names() == std::vector<std::string>{"codes", "counts", "layer.0/weights", "none"});
+    CHECK(file.names() == std::vector<std::string>{"codes", "counts", "halves", "layer.0/weights", "none"});
     CHECK(file.metadata() == file_metadata{{"step", "12"}, {"odd \"key\"", "a\nb"}});
     CHECK(file.text("step") == "12");
     std::vector<float> weights(6);
@@ -61,6 +63,10 @@ TEST_CASE("tensors and metadata come back bit for bit") {
     std::vector<std::int64_t> counts(2);
     file.copy<std::int64_t>("counts", {2, 1}, counts);
     CHECK(counts == std::vector<std::int64_t>{-1, std::int64_t{1} << 62});
+    std::vector<keel::bf16> halves(2);
+    file.copy<keel::bf16>("halves", {2}, halves);
+    CHECK(halves[0].bits == 0x3f80);
+    CHECK(halves[1].bits == 0x7fff);
     file.copy<float>("none", {0, 7}, {});
 }
 
@@ -78,8 +84,9 @@ TEST_CASE("the layout is the format's: length, padded JSON header, aligned tenso
     CHECK(offsets("counts") == std::pair<std::int64_t, std::int64_t>(0, 16));
     CHECK(offsets("layer.0/weights") == std::pair<std::int64_t, std::int64_t>(16, 40));
     CHECK(offsets("none") == std::pair<std::int64_t, std::int64_t>(40, 40));
-    CHECK(offsets("codes") == std::pair<std::int64_t, std::int64_t>(40, 43));
-    CHECK(bytes.size() == 8 + length + 43);
+    CHECK(offsets("halves") == std::pair<std::int64_t, std::int64_t>(40, 44));
+    CHECK(offsets("codes") == std::pair<std::int64_t, std::int64_t>(44, 47));
+    CHECK(bytes.size() == 8 + length + 47);
     CHECK(*header.find("codes")->find("dtype")->as<std::string>() == "U8");
 }
 
