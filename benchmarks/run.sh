@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Builds and runs the benchmarks, each several times, and prints the median and the spread:
+#   benchmarks/run.sh [NAME...] [--benchmark_...]     e.g. benchmarks/run.sh matmul --benchmark_filter=bf16
+# NAME: a file of benchmarks/ without .cpp; all of them where none is named. Results also go to build/benchmarks/results.
+set -u
+root=$(cd "$(dirname "$0")/.." && pwd)
+build=$root/build/benchmarks
+. "$root/cmake/needs.sh"
+
+need_compiler_and_cmake
+want 'has_header benchmark/benchmark.h' libbenchmark-dev "Google Benchmark 1.7 or later"
+want 'has_header Eigen/Core -isystem /usr/include/eigen3' libeigen3-dev "Eigen, a peer"
+install_missing
+
+names=() options=()
+for argument in "$@"; do
+    case $argument in
+    -*) options+=("$argument") ;;
+    *) names+=("$argument") ;;
+    esac
+done
+if [ ${#names[@]} = 0 ]; then
+    for source in "$root"/benchmarks/*.cpp; do
+        if [ -e "$source" ]; then names+=("$(basename "$source" .cpp)"); fi
+    done
+fi
+if [ ${#names[@]} = 0 ]; then
+    echo "benchmarks/run.sh: there is no benchmark in benchmarks/"
+    exit 1
+fi
+
+mkdir -p "$build/results"
+if ! (cd "$root" && cmake --preset release -B "$build" -DKEEL_TESTS=OFF -DKEEL_EXAMPLES=OFF) >"$build/configure.log" 2>&1; then
+    cat "$build/configure.log"
+    exit 1
+fi
+cmake --build "$build" --parallel "$(cores)" --target "${names[@]/#/benchmark_}" || exit 1
+
+passed=0 failed=0
+for name in "${names[@]}"; do
+    printf '\n== %s\n' "$name"
+    if "$build/benchmarks/$name" --benchmark_repetitions=5 --benchmark_min_time=0.1 --benchmark_enable_random_interleaving=true \
+        --benchmark_display_aggregates_only=true --benchmark_report_aggregates_only=true \
+        --benchmark_out="$build/results/$name.json" --benchmark_out_format=json "${options[@]}"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+    fi
+done
+printf '\nbenchmarks/run.sh: %d ran, %d failed; results in %s\n' $passed $failed "${build#"$root"/}/results"
+[ $failed = 0 ]
