@@ -1,0 +1,209 @@
+// The balancing bias: committed demand in, one update a step out. Served counts do not compile here.
+//
+//     keel::commit(be, state, demand, {.step = s, .micro_batch = m}).or_throw();     // after each forward; twice counts once
+//     ...                                                                           // a communicator may sum state.pending
+//     keel::demand_counts pending;
+//     keel::pending_demand(state, pending).or_throw();
+//     keel::update_balance(be, state, keel::reduced_over_ranks(pending), gate, {.rate = 1e-3f}).or_throw();
+//
+// All state is three tensors of the caller's: they are the checkpoint. Zeroed memory is a fresh state.
+#pragma once
+
+#include <keel/backend/concepts.hpp>
+#include <keel/core/validate.hpp>
+#include <keel/guard/step_gate_rows.hpp>
+#include <keel/moe/demand.hpp>
+
+namespace keel {
+
+/// Words before the ledger's list of micro-batches.
+inline constexpr int64_t balance_ledger_header = 7;
+/// Elements of a ledger for up to this many micro-batches a step.
+KEEL_FN constexpr int64_t balance_ledger_size(int64_t micro_batches) { return balance_ledger_header + micro_batches; }
+
+/// The bias of one layer and what is needed to count each micro-batch exactly once. Views over the caller's memory; the bias stays
+/// fp32 whatever the model's precision, and is no parameter of the optimiser (no gradient, no decay).
+struct balance_state {
+    view<float, 1> bias = {};      ///< [experts]
+    view<int64_t, 1> pending = {}; ///< [experts], demand committed since the last update
+    view<int64_t, 1> ledger = {};  ///< [balance_ledger_size(micro-batches)], see balance_ledger
+};
+
+/// One forward pass. A step that is tried again after it was skipped is another attempt.
+struct balance_key {
+    int64_t step = 0;
+    int64_t micro_batch = 0;
+    int64_t attempt = 0;
+};
+
+/// What b_e moves along each step, in units of `rate`:
+///   sign          sgn(mean - D_e)                                    (2408.15664, DeepSeek-V3)
+///   centred_sign  sgn(mean - D_e) - mean over experts of that        (torchtitan, Moonlight): the mean of the bias does not drift
+///   proportional  1 / experts - D_e / sum(D)                         small where the load is near its mean
+enum class balance_rule : uint8_t { sign, centred_sign, proportional };
+
+struct balance_options {
+    balance_rule rule = balance_rule::centred_sign;
+    float rate = 1e-3f; ///< in units of the score; 0 or above
+};
+
+namespace detail {
+/// The ledger's words.
+struct balance_ledger {
+    view<int64_t, 1> words;
+
+    KEEL_FN int64_t& next_step() const { return words(0); }   ///< steps below it are done; their commits are late
+    KEEL_FN int64_t& open_step() const { return words(1); }   ///< the step being counted, and which attempt at it
+    KEEL_FN int64_t& open_attempt() const { return words(2); }
+    KEEL_FN int64_t& tokens() const { return words(3); }      ///< tokens in pending
+    KEEL_FN int64_t& per_token() const { return words(4); }   ///< k of what is in pending
+    KEEL_FN int64_t& moved() const { return words(5); }       ///< biases that the last update changed
+    KEEL_FN int64_t& count() const { return words(6); }       ///< micro-batches in pending; 0: no step is open
+    KEEL_FN int64_t& micro_batch(int64_t i) const { return words(balance_ledger_header + i); }
+    KEEL_FN int64_t room() const { return words.extent[0] - balance_ledger_header; }
+
+    /// As before the first commit of the step.
+    KEEL_FN void close() const {
+        for (int64_t i = 0; i < count(); ++i) micro_batch(i) = 0;
+        open_step() = open_attempt() = tokens() = per_token() = count() = 0;
+    }
+};
+
+KEEL_FN void check_balance(validation& check, balance_state const& state) {
+    check.present("state.bias", state.bias).unit_stride("state.bias", state.bias);
+    check.shape("state.pending", state.pending, state.bias.extent[0]).unit_stride("state.pending", state.pending);
+    check.present("state.ledger", state.ledger).unit_stride("state.ledger", state.ledger);
+    check.require(state.ledger.extent[0] > balance_ledger_header, status_code::bad_shape, "state.ledger", "length", state.ledger.extent[0],
+                  "balance_ledger_size(micro-batches a step)");
+    check.disjoint("state.bias", state.bias, state.pending).disjoint("state.ledger", state.ledger, state.pending);
+    check.disjoint("state.ledger", state.ledger, state.bias);
+}
+} // namespace detail
+
+} // namespace keel
+
+namespace keel::inline KEEL_ABI {
+
+/// b_e = fma(rate, direction_e, b_e). The direction is one division of integers that are exact up to their conversion to fp32.
+struct balance_row {
+    view<int64_t const, 1> counts;
+    view<float, 1> bias;
+    int64_t total;
+    balance_options options;
+    int64_t* moved;
+
+    KEEL_FN int64_t surplus(int64_t e) const { return total - counts.extent[0] * counts(e); } ///< experts * (mean - D_e)
+    KEEL_FN int64_t sign(int64_t e) const { return surplus(e) > 0 ? 1 : surplus(e) < 0 ? -1 : 0; }
+
+    template <class G> KEEL_FN void operator()(G const& g, int64_t) const {
+        if (!g.leader()) return;
+        int64_t const experts = counts.extent[0];
+        int64_t signs = 0, changed = 0;
+        for (int64_t e = 0; e < experts; ++e) signs += sign(e);
+        for (int64_t e = 0; e < experts; ++e) {
+            int64_t numerator = sign(e), denominator = 1;
+            if (options.rule == balance_rule::centred_sign) numerator = experts * sign(e) - signs, denominator = experts;
+            if (options.rule == balance_rule::proportional) numerator = surplus(e), denominator = total > 0 ? experts * total : 1;
+            float const direction = div(static_cast<float>(numerator), static_cast<float>(denominator));
+            float const next = fma(options.rate, direction, bias(e));
+            changed += bits(next) != bits(bias(e)) ? 1 : 0;
+            bias(e) = next;
+        }
+        *moved = changed;
+    }
+};
+
+/// Adds a micro-batch's demand to the pending counts, once: a key that is there already (a recomputed forward, a repeated call) or
+/// that belongs to a step already updated changes nothing and is ok. Evaluation simply does not commit.
+///
+/// Shapes         state as in balance_state; demand of as many experts.
+/// Status         bad_shape, bad_stride, bad_pointer, overlap; bad_state: demand that nothing filled, that does not sum to k * tokens
+///                any more, or of another k; another step or attempt is still open (update_balance closes it, applied or skipped); the
+///                ledger is full; more than 2^42 assignments.
+/// A type that is not demand_counts does not compile.
+template <row_backend B> status commit(B const&, balance_state const& state, demand_counts const& demand, balance_key key) {
+    static_assert(backend_traits<B>::space == memory_space::host, "the ledger lives on the host so far");
+    int64_t const experts = state.bias.extent[0];
+    detail::balance_ledger const ledger{state.ledger};
+    validation check("commit");
+    detail::check_balance(check, state);
+    check.shape("demand", demand.counts(), experts).disjoint("demand", demand.counts(), state.pending);
+    check.require(demand.filled(), status_code::bad_state, "demand", "demand that route has filled");
+    check.require(key.step >= 0, status_code::bad_option, "key.step", "value", key.step, "0 or more");
+    if (!check.ok() || key.step < ledger.next_step()) return check.result;
+    if (ledger.count() > 0) {
+        check.require(ledger.open_step() == key.step, status_code::bad_state, "key.step", "value", key.step,
+                      "the step that is open; update_balance closes it");
+        check.require(ledger.open_attempt() == key.attempt, status_code::bad_state, "key.attempt", "value", key.attempt,
+                      "the attempt that is open; update_balance closes it");
+        check.require(ledger.per_token() == demand.per_token(), status_code::bad_state, "demand", "experts a token", demand.per_token(),
+                      "the same k in every micro-batch");
+        for (int64_t i = 0; check.ok() && i < ledger.count(); ++i)
+            if (ledger.micro_batch(i) == key.micro_batch) return check.result;
+    }
+    int64_t sum = 0;
+    for (int64_t e = 0; e < (check.ok() ? experts : 0); ++e) sum += demand[e];
+    if (check.ok() && sum != demand.total()) check.fail(status_code::bad_state, "demand", "sum", sum, demand.total());
+    check.require(ledger.count() < ledger.room(), status_code::bad_state, "state.ledger", "room for micro-batches", ledger.room(),
+                  "room for all of a step");
+    check.require((ledger.tokens() + demand.tokens()) <= detail::most_assignments / demand.per_token(), status_code::bad_state, "demand",
+                  "tokens", demand.tokens(), "at most 2^42 / k a step");
+    if (!check.ok()) return check.result;
+    for (int64_t e = 0; e < experts; ++e) state.pending(e) += demand[e];
+    ledger.open_step() = key.step;
+    ledger.open_attempt() = key.attempt;
+    ledger.tokens() += demand.tokens();
+    ledger.per_token() = demand.per_token();
+    ledger.micro_batch(ledger.count()++) = key.micro_batch;
+    return check.result;
+}
+
+/// The demand committed since the last update, on this rank: a view of state.pending. bad_state where nothing was committed, or where
+/// the counts do not sum to k * tokens.
+KEEL_FN status pending_demand(balance_state const& state, demand_counts& pending) {
+    detail::balance_ledger const ledger{state.ledger};
+    validation check("pending_demand");
+    detail::check_balance(check, state);
+    if (!check.ok()) return check.result;
+    check.require(ledger.count() > 0, status_code::bad_state, "state.ledger", "a micro-batch that was committed");
+    return check.ok() ? demand_from_counts(state.pending, ledger.tokens(), ledger.per_token(), pending) : check.result;
+}
+
+/// Moves the bias once, by the whole step's demand over all ranks, or not at all; then the next step may be counted.
+///
+/// Formula        b_e = fma(rate, direction_e, b_e) with the direction of balance_rule: a division of exact integers, in fp32.
+/// Gate           gate.apply: the bias moves and the step is done. Not: the step never happened; bias, pending and ledger have the
+///                bytes that they had before its first commit, and it may be tried again under another attempt.
+/// Shapes         demand of as many experts as the state. It may be the pending counts themselves.
+/// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (rate), bad_state: nothing was committed since the last update
+///                (once per step), or the demand is less than what is pending here (another layer's, or not reduced).
+/// Zero tokens    direction 0.
+/// A type that is not reduced_demand does not compile: not served counts, and not one rank's share.
+template <row_backend B>
+status update_balance(B const& be, balance_state const& state, reduced_demand const& demand, step_gate const& gate,
+                      balance_options options = {}) {
+    static_assert(backend_traits<B>::space == memory_space::host, "the ledger lives on the host so far");
+    int64_t const experts = state.bias.extent[0];
+    detail::balance_ledger const ledger{state.ledger};
+    validation check("update_balance");
+    detail::check_balance(check, state);
+    check.shape("demand", demand.counts(), experts).disjoint("demand", demand.counts(), state.bias);
+    check.require(demand.filled(), status_code::bad_state, "demand", "demand that was counted");
+    check.require(options.rate >= 0.0f && options.rate <= 0x1.fffffep127f, status_code::bad_option, "options.rate",
+                  "a finite number, 0 or above");
+    if (!check.ok()) return check.result;
+    check.require(ledger.count() > 0, status_code::bad_state, "state.ledger", "a micro-batch committed since the last update");
+    for (int64_t e = 0; check.ok() && e < experts; ++e)
+        if (demand[e] < state.pending(e))
+            check.fail(status_code::bad_state, "demand", "count", demand[e], 0, "at least what is pending on this rank");
+    if (!check.ok()) return check.result;
+    if (gate.apply != 0) {
+        be.for_rows(1, experts, balance_row{demand.counts(), state.bias, demand.total(), options, &ledger.moved()});
+        ledger.next_step() = ledger.open_step() + 1;
+    }
+    for (int64_t e = 0; e < experts; ++e) state.pending(e) = 0;
+    ledger.close();
+    return check.result;
+}
+
+} // namespace keel::inline KEEL_ABI

@@ -1,0 +1,149 @@
+// Dispatch and combine: token rows to the experts' rows and back, both ways, and how much of the output the experts made.
+//
+//     keel::dispatch(be, x, where, rows).or_throw();                              // [tokens, width] -> [served, width]
+//     ...                                                                         // the experts, by grouped products
+//     keel::combine(be, expert_rows, where, weights, shared, y, {.share_terms = terms}).or_throw();
+//     keel::routed_share share;
+//     keel::measure_routed_share(be, terms, &share).or_throw();
+//
+// A dropped assignment (slot -1) contributes nothing: not its input, not its weight. Kernels: dispatch_rows.hpp.
+#pragma once
+
+#include <keel/backend/concepts.hpp>
+#include <keel/core/validate.hpp>
+#include <keel/moe/capacity.hpp>
+#include <keel/moe/dispatch_rows.hpp>
+
+namespace keel {
+
+/// What combine can keep for the routed share, caller-owned.
+struct combine_saved {
+    view<float, 2> share_terms = {}; ///< [tokens, 4]. Absent: not measured
+};
+
+template <class DY> struct combine_gradients {
+    view<DY, 2> dexpert_rows = {};  ///< [served, width], in dy's format; overwritten. Absent: not computed
+    view<float, 2> dweights = {};   ///< [tokens, k]; overwritten, 0 for dropped assignments. Absent: not computed
+};
+
+} // namespace keel
+
+namespace keel::inline KEEL_ABI {
+
+/// The slots' shapes, and that `row_count` is what their offsets end at.
+template <class B> KEEL_FN void check_slots(validation& check, expert_slots where, int64_t tokens, char const* rows, int64_t row_count) {
+    check.extent("where.slots", where.slots, 0, tokens).present("where.offsets", where.offsets);
+    check.require(where.offsets.extent[0] >= 1, status_code::bad_shape, "where.offsets", "length", where.offsets.extent[0], "experts + 1");
+    if constexpr (backend_traits<B>::space == memory_space::host)
+        if (check.ok() && where.offsets(where.offsets.extent[0] - 1) != row_count)
+            check.fail(status_code::bad_shape, rows, "rows", row_count, where.offsets(where.offsets.extent[0] - 1));
+}
+
+/// Copies each token's row to the rows of its served assignments: expert_rows[slots[t, j]] = x[t].
+///
+/// Shapes         x [tokens, width], where from apply_capacity, expert_rows [served.total(), width]: every row is written once, in the
+///                stable order of its expert's queue. Columns adjacent.
+/// Formats        float, bf16 or f16, x and expert_rows alike; exact (NaN as the canonical one).
+/// Status         bad_shape, bad_stride, bad_pointer, overlap. No workspace.
+/// Cost           reads x once from memory, writes expert_rows.
+template <row_backend B, class X, class R> status dispatch(B const& be, view<X, 2> x, expert_slots where, view<R, 2> expert_rows) {
+    static_assert(std::is_same_v<std::remove_const_t<X>, R>, "x and expert_rows share one format");
+    validation check("dispatch");
+    check.present("x", x).unit_stride("x", x);
+    check.extent("expert_rows", expert_rows, 1, x.extent[1]).unit_stride("expert_rows", expert_rows).distinct("expert_rows", expert_rows);
+    check_slots<B>(check, where, x.extent[0], "expert_rows", expert_rows.extent[0]);
+    check.disjoint("expert_rows", expert_rows, x).disjoint("expert_rows", expert_rows, where.slots);
+    if (!check.ok()) return check.result;
+    be.for_rows(x.extent[0], x.extent[1] * (1 + where.slots.extent[1]), dispatch_row<R>{x, where.slots, expert_rows});
+    return check.result;
+}
+
+/// The gradient of dispatch: dx[t] = sum over j of dexpert_rows[slots[t, j]], fp32, from +0 in the order of j, one rounding. A token
+/// whose assignments were all dropped gets 0. Shapes and formats as dispatch; dx is overwritten.
+template <row_backend B, class R, class X>
+status dispatch_backward(B const& be, view<R, 2> dexpert_rows, expert_slots where, view<X, 2> dx) {
+    static_assert(std::is_same_v<std::remove_const_t<R>, X>, "dexpert_rows and dx share one format");
+    validation check("dispatch_backward");
+    check.present("dexpert_rows", dexpert_rows).unit_stride("dexpert_rows", dexpert_rows);
+    check.extent("dx", dx, 1, dexpert_rows.extent[1]).unit_stride("dx", dx).distinct("dx", dx);
+    check_slots<B>(check, where, dx.extent[0], "dexpert_rows", dexpert_rows.extent[0]);
+    check.disjoint("dx", dx, dexpert_rows).disjoint("dx", dx, where.slots);
+    if (!check.ok()) return check.result;
+    be.for_rows(dx.extent[0], dx.extent[1] * (1 + where.slots.extent[1]), dispatch_backward_row<X>{dexpert_rows, where.slots, dx});
+    return check.result;
+}
+
+/// Sums each token's expert outputs by weight, and adds the shared experts' output.
+///
+/// Formula        r = fma chain over j of w_j * O[slot_j] from +0; y = r + h, or r where there is no shared part. fp32, one rounding.
+/// Shapes         expert_rows [served.total(), width], weights [tokens, k], shared [tokens, width] or absent, y [tokens, width];
+///                columns adjacent. saved.share_terms [tokens, 4], 0 where `valid` [tokens] marks padding.
+/// Formats        expert_rows, shared and y any of float, bf16, f16.
+/// Dropped        contributes nothing; a token with every assignment dropped has y = h.
+/// Non-finite     stays in its token.
+/// Aliasing       y may be shared itself (same format, same strides). Otherwise outputs have memory of their own.
+/// Status         bad_shape, bad_stride, bad_pointer, overlap. No workspace.
+/// Cost           reads k rows and the shared one, writes one; the share terms cost no further pass.
+template <row_backend B, class O, class W, class S, class Y>
+status combine(B const& be, view<O, 2> expert_rows, expert_slots where, view<W, 2> weights, view<S, 2> shared, view<Y, 2> y,
+               combine_saved saved = {}, view<bool const, 1> valid = {}) {
+    int64_t const tokens = y.extent[0], width = y.extent[1];
+    validation check("combine");
+    check.extent("expert_rows", expert_rows, 1, width).unit_stride("expert_rows", expert_rows);
+    check.unit_stride("y", y).present("y", y).distinct("y", y);
+    check_slots<B>(check, where, tokens, "expert_rows", expert_rows.extent[0]);
+    check.shape("weights", weights, tokens, where.slots.extent[1]);
+    if (!shared.absent()) check.shape("shared", shared, tokens, width).unit_stride("shared", shared);
+    if (!saved.share_terms.absent())
+        check.shape("saved.share_terms", saved.share_terms, tokens, 4).distinct("saved.share_terms", saved.share_terms);
+    if (!valid.absent()) check.shape("valid", valid, tokens);
+    check.disjoint("y", y, expert_rows).disjoint("y", y, weights).disjoint("y", y, where.slots).disjoint_or_same("y", y, shared);
+    check.disjoint("saved.share_terms", saved.share_terms, y).disjoint("saved.share_terms", saved.share_terms, weights);
+    check.disjoint("saved.share_terms", saved.share_terms, expert_rows).disjoint("saved.share_terms", saved.share_terms, shared);
+    if (!check.ok()) return check.result;
+    be.for_rows(tokens, width * (1 + where.slots.extent[1]),
+                combine_row<std::remove_const_t<O>, std::remove_const_t<S>, Y>{expert_rows, where.slots, weights, shared, y,
+                                                                               saved.share_terms, valid});
+    return check.result;
+}
+
+/// The gradients of combine. The shared part's is dy itself.
+///
+/// Formula        dexpert_rows[slot_j] = w_j * dy, one rounding; dweights_j = sum(dy * O[slot_j]) in THE reduction order, fp32.
+/// Dropped        dweights 0; nothing else is touched.
+/// Shapes         dy [tokens, width], the rest as combine; each output may be absent.
+template <row_backend B, class DY, class O, class W>
+status combine_backward(B const& be, view<DY, 2> dy, view<O, 2> expert_rows, expert_slots where, view<W, 2> weights,
+                        std::type_identity_t<combine_gradients<std::remove_const_t<DY>>> out) {
+    int64_t const tokens = dy.extent[0], width = dy.extent[1], k = where.slots.extent[1];
+    validation check("combine_backward");
+    check.present("dy", dy).unit_stride("dy", dy);
+    check.extent("expert_rows", expert_rows, 1, width).unit_stride("expert_rows", expert_rows);
+    check_slots<B>(check, where, tokens, "expert_rows", expert_rows.extent[0]);
+    check.shape("weights", weights, tokens, k);
+    if (!out.dexpert_rows.absent())
+        check.shape("out.dexpert_rows", out.dexpert_rows, expert_rows.extent[0], width)
+            .unit_stride("out.dexpert_rows", out.dexpert_rows)
+            .distinct("out.dexpert_rows", out.dexpert_rows);
+    if (!out.dweights.absent()) check.shape("out.dweights", out.dweights, tokens, k).distinct("out.dweights", out.dweights);
+    check.disjoint("out.dexpert_rows", out.dexpert_rows, dy).disjoint("out.dexpert_rows", out.dexpert_rows, expert_rows);
+    check.disjoint("out.dexpert_rows", out.dexpert_rows, weights).disjoint("out.dexpert_rows", out.dexpert_rows, where.slots);
+    check.disjoint("out.dweights", out.dweights, weights).disjoint("out.dweights", out.dweights, dy);
+    check.disjoint("out.dweights", out.dweights, expert_rows).disjoint("out.dweights", out.dweights, out.dexpert_rows);
+    if (!check.ok()) return check.result;
+    be.for_rows(tokens, width * (1 + k),
+                combine_backward_row<std::remove_const_t<DY>, std::remove_const_t<O>>{dy, expert_rows, where.slots, weights,
+                                                                                      out.dexpert_rows, out.dweights});
+    return check.result;
+}
+
+/// Sums combine's terms over the tokens, in THE reduction order, into `share` (host memory on host backends).
+template <row_backend B, class S> status measure_routed_share(B const& be, view<S, 2> share_terms, routed_share* share) {
+    validation check("measure_routed_share");
+    check.extent("share_terms", share_terms, 1, 4).require(share != nullptr, status_code::bad_pointer, "share", "data, not null");
+    if (!check.ok()) return check.result;
+    be.for_rows(1, share_terms.extent[0] * 4, share_sum_row{share_terms, share});
+    return check.result;
+}
+
+} // namespace keel::inline KEEL_ABI
