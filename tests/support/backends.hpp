@@ -10,12 +10,23 @@
 
 namespace keel_test {
 
+/// One thread or two, as one type: a test is compiled once and run on both.
+struct one_or_two_threads {
+    keel::thread_pool const* pool = nullptr;
+    int64_t concurrency() const { return pool == nullptr ? 1 : pool->concurrency(); }
+    void run(int64_t chunks, keel::chunk_task task) const {
+        if (pool == nullptr) keel::serial{}.run(chunks, task);
+        else pool->run(chunks, task);
+    }
+};
+
 /// fn(name, backend) for the CPU backend of each architecture, on one thread and on two.
 template <class Fn> void for_each_cpu(Fn fn) {
     static keel::thread_pool const pool(2);
+    static one_or_two_threads const one{}, two{&pool};
     auto const both = [&]<class Arch>(Arch) {
-        fn(std::string("cpu ") + Arch::name(), keel::cpu<Arch>{});
-        fn(std::string("cpu ") + Arch::name() + " x2", keel::cpu<Arch, keel::thread_pool>{pool});
+        for (auto const* threads : {&one, &two})
+            fn(std::string("cpu ") + Arch::name() + (threads == &two ? " x2" : ""), keel::cpu<Arch, one_or_two_threads>{*threads});
     };
     both(keel::arch::scalar{});
 #if defined(__SSE2__)

@@ -1,0 +1,33 @@
+// Same bits: block quantisation of each shape, and back.
+#include <keel/format/bf16.hpp>
+#include <keel/quantize/quantize.hpp>
+#include <support/bits.hpp>
+
+using namespace keel_test;
+
+namespace {
+
+template <class Q> void cases(char const* name) {
+    for (data_kind kind : all_kinds)
+        same_bits(std::string("quantize ") + name + " " + name_of(kind), [&](auto const& be, digest& d) {
+            int64_t const rows = 131, columns = 259;
+            guarded_matrix<keel::bf16> x(rows, columns, 1, floats(kind, rows * columns, 1));
+            guarded_matrix<typename Q::code> codes(rows, columns, 1);
+            guarded_matrix<typename Q::scale_storage> scales(Q::scale_rows(rows), Q::scale_columns(columns));
+            guarded_matrix<float> y(rows, columns);
+            Q const q{codes.view(), scales.view()};
+            keel::report report;
+            keel::quantize<keel::overflow::saturate_finite>(be, x.view(), q, {}, &report).or_throw();
+            keel::dequantize(be, q, y.view()).or_throw();
+            d.add(codes), d.add(scales), d.add(y), d.add(&report, sizeof report);
+        });
+}
+
+} // namespace
+
+int main() {
+    cases<keel::row_blocks<keel::e4m3, keel::fp32_scale>>("1x128 fp32");
+    cases<keel::column_blocks<keel::e5m2, keel::e8m0_scale>>("128x1 e8m0");
+    cases<keel::tile_blocks<keel::e4m3, keel::power_of_two_scale>>("128x128 pow2");
+    return disagreements != 0;
+}

@@ -1,0 +1,124 @@
+// The linear layer in float, bf16 and FP8: products against double, FP8 against its own parts.
+#include <algorithm>
+#include <cmath>
+
+#include <keel/backend/cpu/matmul.hpp>
+#include <keel/backend/reference_matmul.hpp>
+#include <keel/format/bf16.hpp>
+#include <keel/nn/fp8_linear.hpp>
+#include <support/backends.hpp>
+#include <support/catch.hpp>
+#include <support/data.hpp>
+
+using namespace keel_test;
+
+namespace {
+
+template <class T> void check_linear(int64_t tokens, int64_t inputs, int64_t outputs) {
+    INFO(tokens << " x " << inputs << " x " << outputs);
+    guarded_matrix<T> x(tokens, inputs, 2, floats(data_kind::normal, tokens * inputs, 1)), w(outputs, inputs, 0, floats(data_kind::normal, outputs * inputs, 2));
+    guarded_matrix<T> dy(tokens, outputs, 1, floats(data_kind::normal, tokens * outputs, 3)), y(tokens, outputs, 1), dx(tokens, inputs);
+    guarded_matrix<float> dw(outputs, inputs, 3);
+    keel::cpu be;
+    scratch ws(keel::linear_workspace(be, tokens, inputs, outputs));
+    keel::linear(be, x.view(), w.view(), y.view(), ws.get()).or_throw();
+    keel::linear_backward(be, dy.view(), x.view(), w.view(), {.dx = dx.view(), .dw = dw.view()}, {}, ws.get()).or_throw();
+    keel::linear_backward(be, dy.view(), x.view(), w.view(), {.dw = dw.view()}, {.grad = keel::accumulate}, ws.get()).or_throw();
+    // A chain of n fma is within n * 2^-24 * sum|ab|; then one rounding to the output.
+    auto const near = [](double got, double exact, double size, int64_t n, int mantissa) {
+        return std::abs(got - exact) <= static_cast<double>(n + 1) * 0x1p-24 * size + std::ldexp(std::abs(exact), -mantissa - 1) * 1.001;
+    };
+    constexpr int mantissa = keel::format_traits<T>::mantissa_bits;
+    for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t o = 0; o < outputs; ++o) {
+            double sum = 0, size = 0;
+            for (int64_t i = 0; i < inputs; ++i) sum += x.at(t, i) * w.at(o, i), size += std::abs(x.at(t, i) * w.at(o, i));
+            if (!near(y.at(t, o), sum, size, inputs, mantissa)) FAIL_CHECK("y " << t << "," << o);
+        }
+    for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t i = 0; i < inputs; ++i) {
+            double sum = 0, size = 0;
+            for (int64_t o = 0; o < outputs; ++o) sum += dy.at(t, o) * w.at(o, i), size += std::abs(dy.at(t, o) * w.at(o, i));
+            if (!near(dx.at(t, i), sum, size, outputs, mantissa)) FAIL_CHECK("dx " << t << "," << i);
+        }
+    for (int64_t o = 0; o < outputs; ++o)
+        for (int64_t i = 0; i < inputs; ++i) {
+            double sum = 0, size = 0;
+            for (int64_t t = 0; t < tokens; ++t) sum += dy.at(t, o) * x.at(t, i), size += std::abs(dy.at(t, o) * x.at(t, i));
+            if (!near(dw.at(o, i), 2 * sum, 2 * size, tokens + 1, 23)) FAIL_CHECK("dw " << o << "," << i);
+        }
+    CHECK((y.untouched() && dx.untouched() && dw.untouched()));
+}
+
+} // namespace
+
+TEST_CASE("linear and its gradients match double in float and bf16") {
+    for (auto [t, i, o] : {std::array<int64_t, 3>{5, 7, 3}, {1, 1, 1}, {33, 65, 17}, {64, 128, 96}}) {
+        check_linear<float>(t, i, o);
+        check_linear<keel::bf16>(t, i, o);
+    }
+}
+
+TEST_CASE("the FP8 layer is its parts, and close to the layer in double") {
+    int64_t const tokens = 150, inputs = 200, outputs = 140;
+    guarded_matrix<keel::bf16> x(tokens, inputs, 0, floats(data_kind::normal, tokens * inputs, 1)), dy(tokens, outputs, 0, floats(data_kind::normal, tokens * outputs, 2));
+    guarded_matrix<float> w(outputs, inputs, 0, floats(data_kind::normal, outputs * inputs, 3));
+    keel::fp8_linear_plan<> const plan{tokens, inputs, outputs};
+    using plan_type = keel::fp8_linear_plan<>;
+    std::vector<keel::e4m3> w_codes(static_cast<std::size_t>(outputs * inputs)), saved_codes(static_cast<std::size_t>(tokens * inputs));
+    std::vector<float> w_scales(static_cast<std::size_t>(plan.weight_scales())), saved_scales(static_cast<std::size_t>(plan.saved_scales()));
+    auto const wq = plan.weight(w_codes.data(), w_scales.data());
+    auto const saved = plan.saved(saved_codes.data(), saved_scales.data());
+    keel::cpu be;
+    keel::quantize<keel::overflow::saturate_finite>(be, w.view(), wq).or_throw();
+    guarded_matrix<keel::bf16> y(tokens, outputs), dx(tokens, inputs);
+    guarded_matrix<float> dw(outputs, inputs);
+    scratch ws(keel::fp8_linear_workspace(be, plan));
+    keel::report report;
+    keel::fp8_linear(be, plan, x.view(), wq, y.view(), saved, &report, ws.get()).or_throw();
+    keel::fp8_linear_backward(be, plan, dy.view(), wq, saved, {.dx = dx.view(), .dw = dw.view()}, {}, nullptr, ws.get()).or_throw();
+    CHECK(report.elements == 2 * tokens * inputs);
+    CHECK(report.saturated == 0);
+    // Evaluation keeps nothing and gives the same y.
+    guarded_matrix<keel::bf16> y2(tokens, outputs);
+    keel::fp8_linear(be, plan, x.view(), wq, y2.view(), plan_type::token_blocks{}, nullptr, ws.get()).or_throw();
+    CHECK(y2.contents() == y.contents());
+    // Each e4m3 element is off by a uniform relative error up to 2^-4: two factors of random sign over n terms give a relative
+    // Frobenius error near 0.04 (2^-4 / sqrt(3) each, root of two, times the share below the block's largest). 0.06 would be a fault.
+    auto const distance = [](auto const& got, int64_t n, auto left, auto right) {
+        double off = 0, size = 0;
+        for (int64_t i = 0; i < got.rows(); ++i)
+            for (int64_t j = 0; j < got.columns(); ++j) {
+                double sum = 0;
+                for (int64_t p = 0; p < n; ++p) sum += left(i, p) * right(p, j);
+                off += (got.at(i, j) - sum) * (got.at(i, j) - sum), size += sum * sum;
+            }
+        return std::sqrt(off / size);
+    };
+    double const forward = distance(y, inputs, [&](int64_t t, int64_t i) { return x.at(t, i); }, [&](int64_t i, int64_t o) { return w.at(o, i); });
+    double const to_x = distance(dx, outputs, [&](int64_t t, int64_t o) { return dy.at(t, o); }, [&](int64_t o, int64_t i) { return w.at(o, i); });
+    double const to_w = distance(dw, tokens, [&](int64_t o, int64_t t) { return dy.at(t, o); }, [&](int64_t t, int64_t i) { return x.at(t, i); });
+    for (double d : {forward, to_x, to_w}) {
+        CHECK(d < 0.06);
+        CHECK(d > 0.01);
+    }
+    // Nothing depends on the backend.
+    guarded_matrix<keel::bf16> y3(tokens, outputs), dx3(tokens, inputs);
+    guarded_matrix<float> dw3(outputs, inputs);
+    keel::reference const slow;
+    scratch slow_ws(keel::fp8_linear_workspace(slow, plan));
+    keel::fp8_linear(slow, plan, x.view(), wq, y3.view(), saved, nullptr, slow_ws.get()).or_throw();
+    keel::fp8_linear_backward(slow, plan, dy.view(), wq, saved, {.dx = dx3.view(), .dw = dw3.view()}, {}, nullptr, slow_ws.get()).or_throw();
+    CHECK(y3.contents() == y.contents());
+    CHECK(dx3.contents() == dx.contents());
+    CHECK(dw3.contents() == dw.contents());
+}
+
+TEST_CASE("linear layers refuse what does not fit") {
+    guarded_matrix<float> x(4, 6), w(5, 7), y(4, 5);
+    CHECK(!keel::linear(keel::cpu{}, x.view(), w.view(), y.view()).ok());
+    keel::fp8_linear_plan<> const plan{4, 6, 5};
+    CHECK(keel::fp8_linear(keel::cpu{}, plan, x.view(), {}, y.view()).message() == "fp8_linear: w.codes has rows = 0, wanted 5 (bad_shape)");
+    guarded_matrix<float> w2(5, 6), dx(4, 6);
+    CHECK(keel::linear_backward(keel::cpu{}, y.view(), x.view(), w2.view(), {.dx = dx.view()}).code == keel::status_code::small_workspace);
+}

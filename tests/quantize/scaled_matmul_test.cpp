@@ -1,0 +1,93 @@
+// The block-scaled product against the exact product of the decoded matrices, in all three forms that a linear layer uses.
+#include <cmath>
+
+#include <keel/backend/cpu/matmul.hpp>
+#include <keel/backend/reference_matmul.hpp>
+#include <keel/format/bf16.hpp>
+#include <keel/quantize/quantize.hpp>
+#include <keel/quantize/scaled_matmul.hpp>
+#include <support/backends.hpp>
+#include <support/catch.hpp>
+#include <support/data.hpp>
+
+using namespace keel_test;
+
+namespace {
+
+template <class Scale, int Rows, int Columns> struct quantised {
+    using blocks = keel::block_scaled<keel::e4m3, Scale, Rows, Columns>;
+    guarded_matrix<keel::e4m3> codes;
+    guarded_matrix<typename Scale::storage> scales;
+    explicit quantised(guarded_matrix<float>& x)
+        : codes(x.rows(), x.columns(), 1), scales(blocks::scale_rows(x.rows()), blocks::scale_columns(x.columns())) {
+        keel::quantize<keel::overflow::saturate>(keel::cpu{}, x.view(), view()).or_throw();
+    }
+    blocks view() { return {codes.view(), scales.view()}; }
+    double at(int64_t i, int64_t j) const { return codes.at(i, j) * scales.at(i / Rows, j / Columns); }
+};
+
+/// (L + blocks + 2) * 2^-24 * sum|ab|, the bound of the header, plus half an ulp of C.
+template <class C, class Left, class Right>
+void check_product(guarded_matrix<C> const& c, int64_t k, Left left, Right right, double beta, double old) {
+    for (int64_t i = 0; i < c.rows(); ++i)
+        for (int64_t j = 0; j < c.columns(); ++j) {
+            double exact = 0, size = 0;
+            for (int64_t p = 0; p < k; ++p) exact += left(i, p) * right(p, j), size += std::abs(left(i, p) * right(p, j));
+            exact += beta * old;
+            double const bound = (128.0 + std::ceil(static_cast<double>(k) / 128) + 2) * 0x1p-24 * (size + std::abs(beta * old)) +
+                                 std::ldexp(std::abs(exact), -keel::format_traits<C>::mantissa_bits - 1) * 1.001;
+            if (!(std::abs(c.at(i, j) - exact) <= bound)) FAIL_CHECK(i << "," << j << ": " << c.at(i, j) << " for " << exact);
+        }
+}
+
+template <class Scale> void check_layer(int64_t tokens, int64_t inputs, int64_t outputs) {
+    INFO(tokens << " tokens, " << inputs << " inputs, " << outputs << " outputs");
+    guarded_matrix<float> x(tokens, inputs, 0, floats(data_kind::normal, tokens * inputs, 1));
+    guarded_matrix<float> w(outputs, inputs, 0, floats(data_kind::mixed_scales, outputs * inputs, 2));
+    guarded_matrix<float> dy(tokens, outputs, 0, floats(data_kind::outlier, tokens * outputs, 3));
+    quantised<Scale, 1, 128> xr(x), dyr(dy);
+    quantised<Scale, 128, 1> xc(x), dyc(dy);
+    quantised<Scale, 128, 128> wq(w);
+    auto const run = [&](auto const& be, auto& y, auto& dx, auto& dw) {
+        auto const most = std::max({keel::scaled_matmul_workspace(be, tokens, outputs, inputs), keel::scaled_matmul_workspace(be, tokens, inputs, outputs),
+                                    keel::scaled_matmul_workspace(be, outputs, inputs, tokens)});
+        scratch ws(most);
+        keel::scaled_matmul(be, xr.view(), transposed(wq.view()), y.view(), {}, ws.get()).or_throw();
+        keel::scaled_matmul(be, dyr.view(), wq.view(), dx.view(), {}, ws.get()).or_throw();
+        keel::scaled_matmul(be, transposed(dyc.view()), xc.view(), dw.view(), {.beta = 1.0f}, ws.get()).or_throw();
+    };
+    guarded_matrix<keel::bf16> y(tokens, outputs, 3), dx(tokens, inputs);
+    guarded_matrix<float> dw(outputs, inputs, 1, std::vector<float>(static_cast<std::size_t>(outputs * inputs), 0.5f));
+    run(keel::reference{}, y, dx, dw);
+    check_product(y, inputs, [&](int64_t i, int64_t p) { return xr.at(i, p); }, [&](int64_t p, int64_t j) { return wq.at(j, p); }, 0, 0);
+    check_product(dx, outputs, [&](int64_t i, int64_t p) { return dyr.at(i, p); }, [&](int64_t p, int64_t j) { return wq.at(p, j); }, 0, 0);
+    check_product(dw, tokens, [&](int64_t i, int64_t p) { return dyc.at(p, i); }, [&](int64_t p, int64_t j) { return xc.at(p, j); }, 1, 0.5);
+    for_each_cpu([&](std::string const& name, auto const& be) {
+        INFO(name);
+        guarded_matrix<keel::bf16> y2(tokens, outputs), dx2(tokens, inputs, 2);
+        guarded_matrix<float> dw2(outputs, inputs, 0, std::vector<float>(static_cast<std::size_t>(outputs * inputs), 0.5f));
+        run(be, y2, dx2, dw2);
+        CHECK(y2.contents() == y.contents());
+        CHECK(dx2.contents() == dx.contents());
+        CHECK(dw2.contents() == dw.contents());
+        CHECK((y2.untouched() && dx2.untouched() && dw2.untouched()));
+    });
+}
+
+} // namespace
+
+TEST_CASE("the three products of an FP8 layer are within the stated bound of the exact ones, with the same bits everywhere") {
+    check_layer<keel::fp32_scale>(130, 257, 67);
+    check_layer<keel::fp32_scale>(1, 1, 1);
+    check_layer<keel::fp32_scale>(3, 128, 300);
+}
+
+TEST_CASE("scaled_matmul refuses what does not fit") {
+    guarded_matrix<float> x(4, 130), w(5, 131), c(4, 5, 0, std::vector<float>(20, 3.0f));
+    quantised<keel::e8m0_scale, 1, 128> a(x);
+    quantised<keel::e8m0_scale, 128, 128> b(w);
+    scratch ws(keel::scaled_matmul_workspace(keel::cpu{}, 4, 5, 131));
+    CHECK(keel::scaled_matmul(keel::cpu{}, a.view(), transposed(b.view()), c.view(), {}, ws.get()).message() ==
+          "scaled_matmul: b.codes has rows = 131, wanted 130 (bad_shape)");
+    CHECK(c.at(0, 0) == 3.0);
+}
