@@ -18,7 +18,6 @@
 // floating-point environment change nothing. Every NaN that is encoded becomes the format's one nan_code.
 #pragma once
 
-#include <bit>
 #include <concepts>
 #include <type_traits>
 
@@ -62,7 +61,7 @@ template <class T> concept scalar_format = std::is_trivially_copyable_v<T> && re
 /// 2^exponent as a float, subnormals included; exponent in [-149, 127].
 KEEL_FN constexpr float power_of_two(int exponent) {
     return __builtin_bit_cast(float, exponent >= -126 ? static_cast<uint32_t>(exponent + 127) << 23
-                                                 : 1u << static_cast<uint32_t>(exponent + 149));
+                                                      : 1u << static_cast<uint32_t>(exponent + 149));
 }
 
 /// Everything about a format with a sign, derived from its layout: value = (-1)^s * 2^(e - Bias) * 1.m, and

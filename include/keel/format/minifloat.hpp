@@ -71,8 +71,9 @@ template <int E, int M, int Bias, specials S> struct codec<minifloat<E, M, Bias,
         } else if constexpr (O != overflow::to_nonfinite || R == rounding::toward_zero) {
             return bounded<O == overflow::saturate>(round<R>(umin(a, U(traits::max_float_bits)), u, noise), u, a);
         } else if constexpr (R == rounding::upward) { // only positive values overflow
-            auto const stays_finite = gt(u, U(sign_bit)) & gt(U(infinity_bits), a);
-            return unbounded(round<R>(select(stays_finite, umin(a, U(traits::max_float_bits)), a), u, noise), u, a);
+            auto const is_finite_negative = gt(U(infinity_bits), u ^ U(sign_bit));
+            U const v = select(is_finite_negative, umin(a, U(traits::max_float_bits)), a);
+            return unbounded(round<R>(v, u, noise), u, a);
         } else {
             return unbounded(round<R>(a, u, noise), u, a);
         }
