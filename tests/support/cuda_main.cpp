@@ -4,6 +4,8 @@
 
 #include <cstdio>
 
+#include <cuda_runtime_api.h>
+
 int main(int argc, char* argv[]) {
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
