@@ -1,9 +1,9 @@
-// sum and find_largest: plain words on every backend.
+// sum and measure_peak_magnitude: plain words on every backend.
 #include <cmath>
 
 #include <keel/format/bf16.hpp>
 #include <keel/format/float32.hpp>
-#include <keel/guard/largest.hpp>
+#include <keel/guard/peak_magnitude.hpp>
 #include <keel/nn/sum.hpp>
 #include <support/backends.hpp>
 #include <support/catch.hpp>
@@ -11,7 +11,7 @@
 
 using namespace keel_test;
 
-TEST_CASE("sum adds in fp32 and rounds once; find_largest sees the largest, Inf before numbers, NaN before Inf") {
+TEST_CASE("sum adds in fp32 and rounds once; measure_peak_magnitude sees the largest, Inf before numbers, NaN before Inf") {
     guarded_matrix<keel::bf16> a(3, 77, 1, floats(data_kind::normal, 231, 1)), b(3, 77, 0, floats(data_kind::normal, 231, 2)), c(3, 77, 2, floats(data_kind::normal, 231, 3));
     for_each_backend([&](std::string const& name, auto const& be) {
         INFO(name);
@@ -27,19 +27,19 @@ TEST_CASE("sum adds in fp32 and rounds once; find_largest sees the largest, Inf 
                 largest = std::max(largest, std::abs(keel::decode(a.get(i, j))));
                 largest_gain = std::max(largest_gain, std::abs(1 + keel::decode(a.get(i, j))));
             }
-        keel::largest_magnitude top, gain;
-        keel::find_largest(be, a.view(), &top).or_throw();
-        keel::find_largest(be, a.view(), &gain, 1.0f).or_throw();
+        keel::peak_magnitude top, gain;
+        keel::measure_peak_magnitude(be, a.view(), &top).or_throw();
+        keel::measure_peak_magnitude(be, a.view(), &gain, 1.0f).or_throw();
         CHECK(top.value() == largest);
         CHECK(gain.value() == largest_gain);
         for (int64_t spot = 0; spot < 77; ++spot) {
             guarded_matrix<float> x(1, 77, 0, std::vector<float>(77, 2.0f));
             x.set(0, spot, -std::numeric_limits<float>::infinity());
-            keel::largest_magnitude inf;
-            keel::find_largest(be, x.view(), &inf).or_throw();
+            keel::peak_magnitude inf;
+            keel::measure_peak_magnitude(be, x.view(), &inf).or_throw();
             CHECK(std::isinf(inf.value()));
             x.set(0, (spot + 5) % 77, std::numeric_limits<float>::quiet_NaN());
-            keel::find_largest(be, x.view(), &inf).or_throw();
+            keel::measure_peak_magnitude(be, x.view(), &inf).or_throw();
             CHECK(std::isnan(inf.value()));
         }
     });

@@ -9,7 +9,7 @@
 namespace keel {
 
 /// In the backend's memory; zero at first. Several calls may add to one.
-struct largest_magnitude {
+struct peak_magnitude {
     uint32_t word = 0; ///< |x| as fp32 bits
     KEEL_FN float value() const { return as_float(word > infinity_bits ? nan_bits : word); }
 };
@@ -18,10 +18,10 @@ struct largest_magnitude {
 
 namespace keel::inline KEEL_ABI {
 
-template <class X> struct largest_row {
+template <class X> struct peak_magnitude_row {
     view<X const, 2> x;
     float offset;
-    largest_magnitude* out;
+    peak_magnitude* out;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
         using F = typename G::value;
@@ -34,11 +34,11 @@ template <class X> struct largest_row {
 
 /// out = max(out, |x + offset|) over x [rows, columns]; offset 1 measures a zero-centred norm's gain. An integer maximum of bits: the
 /// same for any order and thread count. Columns adjacent; float, bf16, f16 or FP8 codes as raw values. No workspace.
-template <row_backend B, class X> status find_largest(B const& be, view<X, 2> x, largest_magnitude* out, float offset = 0.0f) {
-    validation check("find_largest");
+template <row_backend B, class X> status measure_peak_magnitude(B const& be, view<X, 2> x, peak_magnitude* out, float offset = 0.0f) {
+    validation check("measure_peak_magnitude");
     check.present("x", x).unit_stride("x", x).require(out != nullptr, status_code::bad_pointer, "out", "data, not null");
     if (!check.ok() || x.empty()) return check.result;
-    be.for_rows(x.extent[0], x.extent[1], largest_row<std::remove_const_t<X>>{x, offset, out});
+    be.for_rows(x.extent[0], x.extent[1], peak_magnitude_row<std::remove_const_t<X>>{x, offset, out});
     return check.result;
 }
 
