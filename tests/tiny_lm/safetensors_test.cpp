@@ -152,6 +152,12 @@ TEST_CASE("headers that lie are refused, however well sealed") {
     CHECK(refusal(sealed(R"("},"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},)"
                          R"("b":{"dtype":"U8","shape":[3],"data_offsets":[1,4]}})",
                          "abcd")) == R"(checkpoint "x": its tensors overlap or leave a hole)");
+    CHECK(refusal(sealed(R"("},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                         R"("b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})",
+                         "abcd")) == R"(checkpoint "x": its tensors overlap or leave a hole)");
+    // 2^61 elements of 8 bytes: their size is 0 modulo 2^64
+    CHECK(refusal(sealed(R"("},"t":{"dtype":"I64","shape":[2305843009213693952],"data_offsets":[0,0]}})", "")) ==
+          R"(checkpoint "x": the description of tensor "t" makes no sense)");
     CHECK(refusal(sealed(R"("},)", "")).starts_with(R"(checkpoint "x": its header is no JSON: )"));
     CHECK(refusal(std::string("\x02\0\0\0\0\0\0\0{}", 10)) ==
           R"(checkpoint "x": damaged, or not written by this program)");
@@ -188,6 +194,11 @@ TEST_CASE("a file that cannot be written leaves the old one and no litter") {
           "cannot write " + quote(path) + ": Is a directory");
     CHECK(contents_of(path) == before);
     std::filesystem::remove(path + ".partial");
+    std::filesystem::create_directory(folder.path("folder")); // a name that no file can take
+    CHECK(complaint_of<user_error>([&] { write_safetensors(folder.path("folder"), {}, {}); }) ==
+          "cannot write " + quote(folder.path("folder")) + ": Is a directory");
+    CHECK(!std::filesystem::exists(folder.path("folder.partial")));
+    std::filesystem::remove(folder.path("folder"));
     write_safetensors(path, {source_of<float>("w", {1}, two)}, {});
     CHECK(contents_of(path) != before);
     CHECK(folder.names() == std::vector<std::string>{"run"});
