@@ -4,7 +4,7 @@
 // the one NaN that keel stores (nan_bits). Subnormal arguments and results are as exact as the others; nothing is
 // flushed. Round-to-nearest is assumed (core/environment.hpp tells). Errors are bounds over all float arguments, in
 // units in the last place of the exact result, checked against double precision by tests/core/math_test.cpp.
-// A call costs about 20 operations (exp, sigmoid, tanh, silu) or 30 to 40 (log, log1p, softplus), the division included.
+// A call costs about 20 operations (exp, sigmoid, tanh, silu) or 30 to 40 (log, log1p, softplus), division included.
 #pragma once
 
 #include <keel/core/detail/exp_log.hpp>
@@ -112,7 +112,7 @@ template <class F> KEEL_FN F silu(F const& x) {
     return unless_nan(x, product(numerator / fma(z, F(unscale), F(1.0f)), scale));
 }
 
-/// d silu / dx = sigmoid(x) (1 + x sigmoid(-x)). 0 at -Inf, 1 at +Inf. Error: 3.1 ulp
+/// d silu / dx = sigmoid(x) (1 + x sigmoid(-x)). -0 at -Inf, 1 at +Inf. Error: 3.1 ulp
 /// for x >= -1/2 and 6 ulp for x <= -2; between them the derivative crosses zero (at -1.2785) and 2^-22 is the bound.
 /// Called beside silu(x), the compiler shares the exponential.
 template <class F> KEEL_FN F silu_derivative(F const& x) {

@@ -28,8 +28,11 @@ KEEL_FN __m256i wide_product(__m256i a, uint32_t b, __m256i& high) {
 #if defined(__AVX512F__)
 KEEL_FN __m512i wide_product(__m512i a, uint32_t b, __m512i& high) {
     __m512i const factor = _mm512_set1_epi32(static_cast<int>(b));
-    __m512i const even = _mm512_mul_epu32(a, factor);
-    __m512i const odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), factor);
+    // The zeroing forms with a full mask are the same instructions; gcc 12 warns of the plain ones (its own undefined
+    // operand, PR 105593).
+    __mmask8 const all = 0xff;
+    __m512i const even = _mm512_maskz_mul_epu32(all, a, factor);
+    __m512i const odd = _mm512_maskz_mul_epu32(all, _mm512_maskz_srli_epi64(all, a, 32), factor);
     high =
         _mm512_mask_shuffle_epi32(odd, 0x5555, even, _MM_PERM_CDAB); // odd places stay, the rest take their neighbour
     return _mm512_mask_shuffle_epi32(even, 0xaaaa, odd, _MM_PERM_CDAB);
