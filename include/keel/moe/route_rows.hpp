@@ -168,12 +168,9 @@ template <class L, class I> struct route_row {
             highest = umax(highest, g.inside(at, rank_word(scale_exponent(options.score, g.load(chosen, at)))));
         });
         float const shift = from_ordered_word(g.max(highest));
-        float const sum = g.sum(k, [&](F const& acc, auto at) {
-            F const a = scaled_score(options.score, g.load(chosen, at), shift);
-            g.store(w, at, a);
-            return acc + g.inside(at, a);
-        });
+        g.each(k, [&](auto at) { g.store(w, at, scaled_score(options.score, g.load(chosen, at), shift)); });
         g.sync();
+        float const sum = g.sum(k, [&](F const& acc, auto at) { return acc + g.load(static_cast<float const*>(w), at); });
         g.each(k, [&](auto at) { g.store(w, at, g.load(static_cast<float const*>(w), at) / F(sum) * F(options.scaling)); });
     }
 
