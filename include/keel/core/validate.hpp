@@ -120,11 +120,37 @@ struct validation {
         }
         return {low, high};
     }
+    /// Elements from the first to the last of one index of dimension 0.
+    template <class T, int Rank> KEEL_HOST static int64_t width_of(view<T, Rank> const& v) {
+        int64_t width = 1;
+        for (int d = 1; d < Rank; ++d) width += (v.extent[d] - 1) * size_of(v.stride[d]);
+        return width;
+    }
+    /// True for columns of one buffer that lie beside each other, such as the parts of a fused projection: equal pitch, and the two
+    /// ranges of columns do not meet.
+    template <class A, int RankA, class B, int RankB>
+    KEEL_HOST static bool side_by_side(view<A, RankA> const& a, view<B, RankB> const& b) {
+        if constexpr (sizeof(A) == sizeof(B) && RankA > 1 && RankB > 1) {
+            int64_t const pitch = a.stride[0];
+            if (pitch <= 0 || b.stride[0] != pitch) return false;
+            for (int d = 1; d < RankA; ++d)
+                if (a.stride[d] < 0) return false;
+            for (int d = 1; d < RankB; ++d)
+                if (b.stride[d] < 0) return false;
+            auto const distance = static_cast<int64_t>(reinterpret_cast<std::uintptr_t>(b.data) - reinterpret_cast<std::uintptr_t>(a.data));
+            auto const size = static_cast<int64_t>(sizeof(A));
+            if (distance % size != 0) return false;
+            int64_t const column = (distance / size % pitch + pitch) % pitch;
+            return column >= width_of(a) && column + width_of(b) <= pitch;
+        } else {
+            return false;
+        }
+    }
     template <class A, int RankA, class B, int RankB>
     KEEL_HOST static bool overlapping(view<A, RankA> const& a, view<B, RankB> const& b) {
         if (a.absent() || b.absent() || a.empty() || b.empty()) return false;
         byte_range const x = range_of(a), y = range_of(b);
-        return x.low < y.high && y.low < x.high;
+        return x.low < y.high && y.low < x.high && !side_by_side(a, b);
     }
 };
 

@@ -1,0 +1,54 @@
+// The checks that guard every primitive: what they let through and what they name.
+#include <vector>
+
+#include <keel/core/validate.hpp>
+#include <support/catch.hpp>
+
+using keel::validation;
+
+namespace {
+template <class A, class B> bool disjoint(A const& a, B const& b) { return validation("f").disjoint("a", a, b).ok(); }
+template <class A> bool distinct(A const& a) { return validation("f").distinct("a", a).ok(); }
+} // namespace
+
+TEST_CASE("memory is shared exactly when an element is") {
+    std::vector<float> m(1000);
+    float* const p = m.data();
+    CHECK(disjoint(keel::vec(p, 10), keel::vec(p + 10, 10)));
+    CHECK(!disjoint(keel::vec(p, 11), keel::vec(p + 10, 10)));
+    CHECK(disjoint(keel::vec(p, 0), keel::vec(p, 10)));
+    // Columns of one buffer, in either order; one more column and they meet.
+    CHECK(disjoint(keel::rows(p, 9, 10, 30), keel::rows(p + 10, 9, 20, 30)));
+    CHECK(disjoint(keel::rows(p + 10, 9, 20, 30), keel::rows(p, 9, 10, 30)));
+    CHECK(!disjoint(keel::rows(p, 9, 11, 30), keel::rows(p + 10, 9, 20, 30)));
+    CHECK(!disjoint(keel::rows(p + 10, 9, 21, 30), keel::rows(p, 9, 10, 30)));
+    CHECK(!disjoint(keel::rows(p, 9, 10, 30), keel::rows(p + 10, 9, 20, 29)));
+    CHECK(disjoint(keel::rows(p + 60, 3, 10, 30), keel::rows(p + 10, 9, 20, 30))); // starts two rows below
+    // Heads of a fused projection.
+    CHECK(disjoint(keel::view<float, 3>{p, {9, 2, 5}, {30, 5, 1}}, keel::view<float, 3>{p + 10, {9, 4, 5}, {30, 5, 1}}));
+    CHECK(!disjoint(keel::view<float, 3>{p, {9, 2, 5}, {30, 6, 1}}, keel::view<float, 3>{p + 10, {9, 4, 5}, {30, 5, 1}}));
+}
+
+TEST_CASE("an output's elements are distinct exactly when its strides clear each other") {
+    std::vector<float> m(1000);
+    float* const p = m.data();
+    CHECK(distinct(keel::rows(p, 5, 7)));
+    CHECK(distinct(keel::transposed(keel::rows(p, 5, 7))));
+    CHECK(!distinct(keel::rows(p, 5, 7, 6)));
+    CHECK(!distinct(keel::rows(p, 5, 7, 0)));
+    CHECK(distinct(keel::rows(p, 1, 7, 0)));
+    CHECK(distinct(keel::view<float, 2>{p + 100, {5, 7}, {-7, 1}}));
+    CHECK(!distinct(keel::vec(p, 3, 0)));
+}
+
+TEST_CASE("the first failure is the one that is told") {
+    validation check("f");
+    std::vector<float> m(10);
+    check.shape("x", keel::rows(m.data(), 2, 5), 2, 4).fail(keel::status_code::bad_option, "y", "something else");
+    CHECK(check.result.message() == "f: x has columns = 5, wanted 4 (bad_shape)");
+    CHECK(validation("f").present("x", keel::view<float, 1>{nullptr, {3}, {1}}).result.message() == "f: x, wanted data, not null (bad_pointer)");
+    CHECK(validation("f").present("x", keel::view<float, 1>{nullptr, {-1}, {1}}).result.message() ==
+          "f: x has length = -1, wanted 0 or more (bad_shape)");
+    CHECK(validation("f").enough({nullptr, 0}, 64).result.message() == "f: workspace has bytes = 0, wanted 64 (small_workspace)");
+    CHECK(keel::status{}.message() == "ok");
+}
