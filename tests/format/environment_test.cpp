@@ -121,8 +121,11 @@ TEMPLATE_TEST_CASE("the environment changes no code and no value", "", float, bf
                 environment const changed(mode, flush);
                 run(in, got);
             }
-            INFO("rounding mode " << mode << ", flushing " << flush);
-            CHECK(got == wanted);
+            REQUIRE(got.size() == wanted.size());
+            mismatches bad;
+            for (std::size_t i = 0; i < wanted.size(); ++i) bad.check(static_cast<double>(i), got[i], wanted[i]);
+            INFO("rounding mode " << mode << ", flushing " << flush << ": " << bad);
+            CHECK(bad.count == 0);
         }
     }
 }
