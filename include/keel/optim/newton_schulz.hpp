@@ -1,0 +1,171 @@
+// Newton-Schulz: a matrix's nearest orthogonal one (its polar factor U V^T), from products alone.
+//
+//     newton_schulz(be, u, o, {}, {}, ws)                                            fp32, Polar Express, 5 steps
+//     newton_schulz(be, u, o, {}, {.coefficients = coefficients<keller>()}, ws)      another certified set
+//     newton_schulz<bf16>(be, u, o, {}, {}, ws)                                      bf16 operands in the products
+//
+// Plan and forms: newton_schulz_plan.hpp; sets and their certificate: coefficients.hpp; mathematics: newton_schulz_iteration.hpp,
+// newton_schulz_rows.hpp.
+#pragma once
+
+#include <keel/core/validate.hpp>
+#include <keel/format/bf16.hpp>
+#include <keel/format/float32.hpp>
+#include <keel/optim/newton_schulz_iteration.hpp>
+
+namespace keel {
+
+/// T is the format of the products' operands: float or bf16.
+template <scalar_format T = float> struct newton_schulz_options {
+    newton_schulz_coefficients<T> coefficients = keel::coefficients<polar_express, T>();
+    newton_schulz_form form = newton_schulz_form::automatic; ///< forcing one that the plan would not take changes bits
+};
+
+struct newton_schulz_measures {
+    /// [batch], optional: ||O O^T - I|| / sqrt(short side), Frobenius, of each result before it is rounded to o's format. Small
+    /// only where the input has full rank. Costs one more product.
+    view<float, 1> orthogonality_error = {};
+};
+
+} // namespace keel
+
+namespace keel::inline KEEL_ABI {
+
+/// The matrix as it lies in memory: transposed where its columns are adjacent and its rows are not.
+template <class T> KEEL_FN bool columns_adjacent(view<T, 2> const& v) {
+    return v.stride[0] == 1 && v.extent[0] > 1 && (v.stride[1] != 1 || v.extent[1] == 1);
+}
+
+/// task(i, worker) for each matrix: spread over the backend's threads, or in order on the calling one.
+template <class B, class Task> void for_matrices(B const& be, int64_t n, bool spread, Task const& task) {
+    if (spread) be.for_tasks(n, task);
+    else
+        for (int64_t i = 0; i < n; ++i) task(i, 0);
+}
+
+/// The largest magnitude of a matrix.
+template <class U, matmul_backend B> struct newton_schulz_largest_task {
+    B be;
+    view<U const, 3> u;
+    uint32_t* tops;
+    void operator()(int64_t i, int64_t) const {
+        view<U const, 2> const m = part(u, i);
+        tops[i] = 0;
+        be.for_rows(m.extent[0], m.extent[1], largest_row<matrix_source<U>>{{m}, m.extent[1], tops + i});
+    }
+};
+
+/// One matrix of a batch.
+template <class T, class U, class O, matmul_backend B> struct newton_schulz_task {
+    B be;
+    newton_schulz_plan plan;
+    newton_schulz_coefficients<T> set;
+    view<U const, 3> u;
+    view<O, 3> o;
+    view<float, 1> error;
+    uint32_t const* tops;
+    workspace scratch; ///< of all workers
+    int64_t scratch_each;
+
+    void operator()(int64_t i, int64_t worker) const {
+        view<U const, 2> const from = part(u, i);
+        view<O, 2> const to = part(o, i);
+        if (tops[i] == 0) {
+            be.for_rows(plan.rows, plan.columns, zero_row<O>{to});
+            if (!error.absent()) error(i) = 1.0f;
+            return;
+        }
+        auto s = newton_schulz_carve<T>(be, plan, {scratch.data + worker * scratch_each, scratch_each});
+        newton_schulz_iteration<T, B> iteration(be, plan, set, s);
+        iteration.normalise(matrix_source<U>{from}, tops[i]);
+        iteration.run();
+        be.for_rows(plan.rows, plan.columns, copy_row<T, O>{s.x, to});
+        if (!error.absent()) iteration.measure_error(&error(i));
+    }
+};
+
+/// Bytes for newton_schulz over `batch` matrices of this shape. Each of the backend's threads that takes matrices of its own has its
+/// own scratch, so the size, but no result, depends on be.concurrency().
+template <scalar_format T = float, matmul_backend B>
+int64_t newton_schulz_workspace(B const& be, int64_t row_count, int64_t column_count, int64_t batch = 1,
+                                std::type_identity_t<newton_schulz_options<T>> options = {}) {
+    // A transposed view lies in memory the other way round: room for either.
+    auto const bytes = [&](int64_t r, int64_t c) {
+        return newton_schulz_scratch<T>(be, plan_newton_schulz<T>(r, c, options.coefficients, options.form));
+    };
+    int64_t const one = bytes(row_count, column_count), other = bytes(column_count, row_count);
+    int64_t const workers = batch < be.concurrency() ? 1 : be.concurrency();
+    return workspace_total(workspace_bytes<uint32_t>(batch) + workers * workspace_bytes<std::byte>(one > other ? one : other));
+}
+
+/// Orthogonalises each matrix of a batch: singular values to about 1, singular vectors kept.
+///
+/// Formula        X = U / ||U||: U times the power of two that brings its largest element to [2, 4), then times
+///                1 / sqrt(sum of squares), rows in THE order in fp32, then in double. Then `steps` times
+///                X = a X + (b A + c A^2) X, A = X X^T on the short side, in the form that the plan names.
+/// Shapes         u, o [batch, rows, columns] or [rows, columns]; any strides, fast where rows or columns are adjacent.
+/// Formats        u, o any of float, bf16, f16; T, the operands of the products, float or bf16 (fp32 accumulators). One rounding to T
+///                a product, one to o.
+/// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (no coefficients), unsupported (form gram in bf16),
+///                small_workspace; non_finite (got: the first matrix that has a NaN or Inf): found before anything is written.
+/// Scale          O(c U) = O(U) bit for bit for every power of two c that neither overflows nor rounds an element of U: no epsilon.
+///                Norms beyond FLT_MAX and below FLT_MIN are fine. A zero matrix gives +0. Odd: O(-U) = -O(U) bit for bit.
+/// Order          matrices as a batch or one by one, on any number of threads: the same bits. A transposed view of the same memory
+///                gives the transposed result, bit for bit; a transposed copy may differ in the norm's last bit.
+/// Aliasing       o may be u itself.
+/// Workspace      newton_schulz_workspace<T>(be, rows, columns, batch, options).
+/// Cost           plan_newton_schulz(rows, columns, coefficients).flops() a matrix.
+/// Source         Jordan 2024; Gram form after Gram Newton-Schulz; the sets name theirs. Deviations: no epsilon, fp32 before bf16.
+/// Example        auto const bytes = newton_schulz_workspace(be, rows, columns); newton_schulz(be, g, o, {}, {}, ws).or_throw();
+template <scalar_format T = float, matmul_backend B, class U, class O>
+status newton_schulz(B const& be, view<U, 3> u, view<O, 3> o, newton_schulz_measures measures = {},
+                     std::type_identity_t<newton_schulz_options<T>> options = {}, workspace ws = {}) {
+    static_assert(backend_traits<B>::space == memory_space::host, "the host looks at the largest element before it goes on");
+    static_assert(std::is_same_v<T, float> || std::is_same_v<T, bf16>, "operands are float or bf16");
+    using U_format = std::remove_const_t<U>;
+    int64_t const batch = u.extent[0];
+    validation check("newton_schulz");
+    check.present("u", u).shape("o", o, u.extent[0], u.extent[1], u.extent[2]).distinct("o", o).disjoint_or_same("o", o, u);
+    if (!measures.orthogonality_error.absent())
+        check.shape("measures.orthogonality_error", measures.orthogonality_error, batch)
+            .disjoint("measures.orthogonality_error", measures.orthogonality_error, o)
+            .disjoint("measures.orthogonality_error", measures.orthogonality_error, u);
+    check.require(options.coefficients.count > 0, status_code::bad_option, "options.coefficients", "a set of at least one step");
+    check.require(std::is_same_v<T, float> || options.form != newton_schulz_form::gram, status_code::unsupported, "options.form",
+                  "plain or symmetric: Gram in bf16 leaves the certified range");
+    if (!check.ok() || u.empty()) return check.result;
+    check.enough(ws, newton_schulz_workspace<T>(be, u.extent[1], u.extent[2], batch, options));
+    if (!check.ok()) return check.result;
+
+    view<U const, 3> from = u;
+    if (columns_adjacent(part(u, 0))) {
+        from = {u.data, {batch, u.extent[2], u.extent[1]}, {u.stride[0], u.stride[2], u.stride[1]}};
+        o = {o.data, {batch, o.extent[2], o.extent[1]}, {o.stride[0], o.stride[2], o.stride[1]}};
+    }
+    auto const plan = plan_newton_schulz<T>(from.extent[1], from.extent[2], options.coefficients, options.form);
+    auto* const tops = ws.take<uint32_t>(batch);
+    int64_t const each = workspace_bytes<std::byte>(newton_schulz_scratch<T>(be, plan));
+    // Enough matrices: a thread each. Few: all threads inside the products.
+    bool const spread = batch >= be.concurrency();
+    workspace const scratch = ws.part((spread ? be.concurrency() : 1) * each);
+    auto const run = [&](auto const& inner) {
+        using inner_backend = std::remove_cvref_t<decltype(inner)>;
+        for_matrices(be, batch, spread, newton_schulz_largest_task<U_format, inner_backend>{inner, from, tops});
+        for (int64_t i = 0; i < batch; ++i)
+            check.require(tops[i] < infinity_bits, status_code::non_finite, "u", "matrix", i, "finite elements");
+        if (check.ok())
+            for_matrices(be, batch, spread, newton_schulz_task<T, U_format, O, inner_backend>{
+                                                inner, plan, options.coefficients, from, o, measures.orthogonality_error, tops, scratch, each});
+    };
+    if (spread) run(be.alone());
+    else run(be);
+    return check.result;
+}
+template <scalar_format T = float, matmul_backend B, class U, class O>
+status newton_schulz(B const& be, view<U, 2> u, view<O, 2> o, newton_schulz_measures measures = {},
+                     std::type_identity_t<newton_schulz_options<T>> options = {}, workspace ws = {}) {
+    return newton_schulz<T>(be, view<U, 3>{u.data, {1, u.extent[0], u.extent[1]}, {0, u.stride[0], u.stride[1]}},
+                            view<O, 3>{o.data, {1, o.extent[0], o.extent[1]}, {0, o.stride[0], o.stride[1]}}, measures, options, ws);
+}
+
+} // namespace keel::inline KEEL_ABI

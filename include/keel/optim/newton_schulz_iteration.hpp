@@ -1,0 +1,154 @@
+// The iteration itself, on one normalised matrix that lies in a worker's scratch: what newton_schulz and muon_step share.
+#pragma once
+
+#include <keel/backend/matmul.hpp>
+#include <keel/core/workspace.hpp>
+#include <keel/optim/newton_schulz_plan.hpp>
+#include <keel/optim/newton_schulz_rows.hpp>
+
+namespace keel::inline KEEL_ABI {
+
+/// Scratch of one worker for one matrix of a plan. `x` holds the normalised matrix as it lies in memory, wide or tall.
+template <class T> struct newton_schulz_buffers {
+    view<T, 2> x, y;
+    view<T, 2> square[4];          ///< n x n; plain and symmetric use two
+    float *squares, *scalar; ///< one a row, and one
+    workspace products;
+};
+
+template <matmul_backend B> int64_t newton_schulz_product_bytes(B const& be, newton_schulz_plan const& plan) {
+    int64_t const n = plan.short_side(), m = plan.long_side();
+    int64_t const gram = matmul_workspace(be, n, n, m), square = matmul_workspace(be, n, n, n);
+    int64_t const apply = matmul_workspace(be, plan.rows, plan.columns, n);
+    int64_t const most = gram > square ? gram : square;
+    return most > apply ? most : apply;
+}
+KEEL_FN constexpr int newton_schulz_squares(newton_schulz_plan const& plan) { return plan.form == newton_schulz_form::gram ? 4 : 2; }
+
+/// Bytes of newton_schulz_buffers.
+template <class T, matmul_backend B> int64_t newton_schulz_scratch(B const& be, newton_schulz_plan const& plan) {
+    int64_t const n = plan.short_side();
+    return workspace_total(2 * workspace_bytes<T>(plan.rows * plan.columns) + newton_schulz_squares(plan) * workspace_bytes<T>(n * n) +
+                           workspace_bytes<float>(plan.rows < n ? n : plan.rows) + workspace_bytes<float>(1) +
+                           newton_schulz_product_bytes(be, plan));
+}
+template <class T, matmul_backend B>
+newton_schulz_buffers<T> newton_schulz_carve(B const& be, newton_schulz_plan const& plan, workspace ws) {
+    int64_t const n = plan.short_side();
+    newton_schulz_buffers<T> s{};
+    s.x = rows(ws.take<T>(plan.rows * plan.columns), plan.rows, plan.columns);
+    s.y = rows(ws.take<T>(plan.rows * plan.columns), plan.rows, plan.columns);
+    for (int i = 0; i < newton_schulz_squares(plan); ++i) s.square[i] = rows(ws.take<T>(n * n), n, n);
+    s.squares = ws.take<float>(plan.rows < n ? n : plan.rows);
+    s.scalar = ws.take<float>(1);
+    s.products = ws.part(newton_schulz_product_bytes(be, plan));
+    return s;
+}
+
+/// Newton-Schulz over the matrix in s.x. Each function leaves its result in s.x.
+template <class T, matmul_backend B> class newton_schulz_iteration {
+  public:
+    newton_schulz_iteration(B const& be, newton_schulz_plan const& plan, newton_schulz_coefficients<T> const& set,
+                            newton_schulz_buffers<T>& s)
+        : be_(be), plan_(plan), set_(set), s_(s) {}
+
+    /// X = U / ||U||, for a largest magnitude that is neither 0 nor infinite.
+    template <class Source> void normalise(Source const& source, uint32_t largest) {
+        exact_scale const scale = scale_to_two(largest);
+        be_.for_rows(plan_.rows, plan_.columns, squares_row<Source>{source, plan_.columns, scale, s_.squares});
+        be_.for_rows(1, plan_.rows, inverse_norm_row{s_.squares, plan_.rows, s_.scalar});
+        be_.for_rows(plan_.rows, plan_.columns, normalised_row<Source, T>{source, scale, s_.scalar, s_.x});
+    }
+    void run() {
+        if (plan_.form != newton_schulz_form::gram) run_plain();
+        else if constexpr (std::is_same_v<T, float>) run_gram();
+    }
+    /// ||O O^T - I|| / sqrt(n) of the result, on its short side.
+    void measure_error(float* error) {
+        int64_t const n = plan_.short_side();
+        gram_of(s_.x, s_.square[0]);
+        be_.for_rows(n, n, identity_error_row<T>{s_.square[0], s_.squares});
+        be_.for_rows(1, n, root_mean_row{s_.squares, n, error});
+    }
+
+  private:
+    /// A = X X^T; B = c A A + b A; X = B X + a X.
+    void run_plain() {
+        view<T, 2> const a = s_.square[0], b = s_.square[1];
+        for (int t = 0; t < set_.count; ++t) {
+            newton_schulz_step const& p = set_.step[t];
+            gram_of(s_.x, a);
+            square_product(a, a, b, a, p.c, p.b);
+            apply(b, p.a);
+        }
+    }
+    /// Q is kept as `diagonal` I + P, and the identity never stored: rounding to P's size would lose it.
+    void run_gram() {
+        view<T, 2> r = s_.square[0], z = s_.square[1], p = s_.square[2], spare = s_.square[3];
+        bool fresh = true;
+        float diagonal = 1.0f;
+        gram_of(s_.x, r);
+        for (int t = 0; t < set_.count; ++t) {
+            newton_schulz_step const& step = set_.step[t];
+            bool const last = t + 1 == set_.count;
+            square_product(r, r, z, r, step.c, step.b);
+            if (fresh) {
+                copy(z, p);
+                diagonal = step.a;
+                fresh = false;
+            } else { // Q Z + a Q = P Z + diagonal Z + a P, and a diagonal beside it
+                be_.for_rows(p.extent[0], p.extent[1], combine_row{step.a, p, diagonal, z, spare});
+                product(p, z, spare, {.alpha = 1.0f, .beta = 1.0f, .form = product_form::symmetric});
+                exchange(p, spare);
+                diagonal *= step.a;
+            }
+            if (last) break;
+            if (plan_.restarts_after(t)) {
+                apply(p, diagonal);
+                gram_of(s_.x, r);
+                fresh = true;
+                continue;
+            }
+            square_product(r, z, spare, r, 1.0f, step.a);
+            square_product(z, spare, r, spare, 1.0f, step.a);
+        }
+        apply(p, diagonal);
+    }
+
+    /// g = x x^T on the short side.
+    void gram_of(view<T, 2> x, view<T, 2> g) {
+        bool const wide = plan_.rows <= plan_.columns;
+        product(wide ? x : transposed(x), wide ? transposed(x) : x, g, {.form = form_of_squares()});
+    }
+    /// out = alpha a b + beta c, all n x n polynomials of one symmetric matrix. out shares no memory with a and b.
+    void square_product(view<T, 2> a, view<T, 2> b, view<T, 2> out, view<T, 2> c, float alpha, float beta) {
+        copy(c, out);
+        product(a, b, out, {.alpha = alpha, .beta = beta, .form = form_of_squares()});
+    }
+    /// X = q X + diagonal X.
+    void apply(view<T, 2> q, float diagonal) {
+        bool const wide = plan_.rows <= plan_.columns;
+        copy(s_.x, s_.y);
+        product(wide ? q : s_.x, wide ? s_.x : q, s_.y, {.alpha = 1.0f, .beta = diagonal});
+        exchange(s_.x, s_.y);
+    }
+    void product(view<T, 2> a, view<T, 2> b, view<T, 2> c, matmul_options options) {
+        [[maybe_unused]] status const s = matmul(be_, a, b, c, options, s_.products);
+        KEEL_ASSERT(s.ok());
+    }
+    void copy(view<T, 2> from, view<T, 2> to) { be_.for_rows(from.extent[0], from.extent[1], copy_row<T, T>{from, to}); }
+    product_form form_of_squares() const {
+        return plan_.form == newton_schulz_form::plain ? product_form::full : product_form::symmetric;
+    }
+    static void exchange(view<T, 2>& a, view<T, 2>& b) {
+        view<T, 2> const t = a;
+        a = b, b = t;
+    }
+
+    B const& be_;
+    newton_schulz_plan const& plan_;
+    newton_schulz_coefficients<T> const& set_;
+    newton_schulz_buffers<T>& s_;
+};
+
+} // namespace keel::inline KEEL_ABI
