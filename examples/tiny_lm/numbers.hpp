@@ -73,7 +73,7 @@ inline std::string metric(double value) {
 inline std::string duration(double seconds) {
     if (!(seconds >= 0.0) || seconds > 3.6e9) return "-";
     auto const total = static_cast<std::int64_t>(seconds + 0.5);
-    auto const two = [](std::int64_t part) { return (part < 10 ? "0" : "") + shortest(part); };
+    auto const two = [](std::int64_t part) { return std::string(part < 10, '0') + shortest(part); };
     std::string const minutes_seconds = two(total / 60 % 60) + ":" + two(total % 60);
     if (total >= 3600) return shortest(total / 3600) + ":" + minutes_seconds;
     return minutes_seconds[0] == '0' ? minutes_seconds.substr(1) : minutes_seconds;

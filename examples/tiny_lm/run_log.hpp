@@ -42,7 +42,8 @@ public:
 
 private:
     log_record& put(std::string_view name, std::string const& value) {
-        members_ += (members_.empty() ? "" : ",") + json_string(name) + ":" + value;
+        if (!members_.empty()) members_ += ',';
+        members_ += json_string(name) + ':' + value;
         return *this;
     }
     std::string members_;
@@ -78,7 +79,7 @@ public:
     /// Appends a record. user_error if the disk refuses.
     void write(log_record const& record) {
         if (!file_) return;
-        std::string const line = (torn_ ? "\n" : "") + record.line();
+        std::string const line = std::string(torn_, '\n') + record.line();
         torn_ = false;
         if (!write_all(file_.get(), std::as_bytes(std::span(line)))) throw fail();
     }

@@ -50,8 +50,11 @@ template <> inline constexpr element_type element_of<std::uint8_t> = element_typ
 
 inline std::string shape_text(tensor_shape const& shape) {
     std::string out = "[";
-    for (auto const extent : shape) out += (out.size() > 1 ? "," : "") + shortest(extent);
-    return out + "]";
+    for (auto const extent : shape) {
+        if (out.size() > 1) out += ',';
+        out += shortest(extent);
+    }
+    return out + ']';
 }
 
 /// Product of the extents; -1 if one is negative or the product does not fit 62 bits.
@@ -96,15 +99,19 @@ inline std::string seal_of(std::string_view header) { return hexadecimal(digest_
 inline std::string header_of(std::vector<tensor_source> const& tensors, file_metadata const& metadata) {
     std::string header(seal_start);
     header += std::string(16, '0') + '"';
-    for (auto const& [key, text] : metadata) header += "," + json_string(key) + ":" + json_string(text);
-    for (auto const& t : tensors)
-        header += "," + json_string(digest_key(t.name)) + ":" + json_string(hexadecimal(digest_of(t.bytes)));
+    auto const member = [&](std::string const& name, std::string const& value) {
+        header += ',';
+        header += json_string(name) + ':' + value;
+    };
+    for (auto const& [key, text] : metadata) member(key, json_string(text));
+    for (auto const& t : tensors) member(digest_key(t.name), json_string(hexadecimal(digest_of(t.bytes))));
     header += '}';
     std::size_t offset = 0;
     for (auto const& t : tensors) {
-        header += "," + json_string(t.name) + R"(:{"dtype":")" + t.type.name + R"(","shape":)" + shape_text(t.shape) +
-                  R"(,"data_offsets":[)" + shortest(offset) + "," + shortest(offset + t.bytes.size()) + "]}";
-        offset += t.bytes.size();
+        std::size_t const end = offset + t.bytes.size();
+        member(t.name, std::string(R"({"dtype":")") + t.type.name + R"(","shape":)" + shape_text(t.shape) +
+                           R"(,"data_offsets":[)" + shortest(offset) + ',' + shortest(end) + "]}");
+        offset = end;
     }
     header += '}';
     header.resize((header.size() + 7) / 8 * 8, ' ');

@@ -116,7 +116,7 @@ TEST_CASE("damaged JSON is refused or read, never worse") {
                 text[at] = static_cast<char>(random());
             else
                 text.insert(at, text.substr(below(text.size()), below(9)));
-            if (text.empty()) text = "0";
+            if (text.empty()) text.assign(1, '0');
         }
         read += !refused(text);
     }
