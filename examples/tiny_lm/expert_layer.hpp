@@ -130,11 +130,16 @@ public:
 
     /// Counts the last forward's demand, once.
     void count(Backend const& be, keel::balance_key key) { keel::commit(be, balance(), demand_, key).or_throw(); }
-    /// Moves the bias by what was counted, if the gate lets the step happen.
-    void rebalance(Backend const& be, keel::step_gate const& gate, float rate) {
+    /// Moves the bias by what was counted, if the gate lets the step happen; returns the largest move.
+    double rebalance(Backend const& be, keel::step_gate const& gate, float rate) {
+        std::vector<float> const before(bias_.data(), bias_.data() + shape_.experts);
         keel::demand_counts pending;
         keel::pending_demand(balance(), pending).or_throw();
         keel::update_balance(be, balance(), keel::reduced_over_ranks(pending), gate, {.rate = rate}).or_throw();
+        double largest = 0;
+        for (std::size_t e = 0; e < before.size(); ++e)
+            largest = std::fmax(largest, static_cast<double>(std::fabs(bias_.data()[e] - before[e])));
+        return largest;
     }
     /// The bias and its ledger: three views that a checkpoint keeps.
     keel::balance_state balance() {
@@ -153,6 +158,9 @@ public:
         keel::measure_routed_share(be, share_terms_.rows(tokens), &share).or_throw();
         return share;
     }
+    /// Which experts each token chose, and the row where each choice was served (-1: dropped).
+    keel::view<std::int32_t const, 2> chosen(std::int64_t tokens) { return ids_.rows(tokens); }
+    keel::view<std::int64_t const, 2> slots(std::int64_t tokens) { return slots_.rows(tokens); }
     keel::demand_counts const& demand() const { return demand_; }
     keel::served_counts const& served() const { return served_; }
 

@@ -36,8 +36,8 @@ struct z_losses {
 template <class Backend, class Activation> class model {
 public:
     /// For up to `tokens` tokens at a time.
-    model(Backend const& be, model_shape const& shape, bool fp8, std::int64_t sequence, std::int64_t tokens)
-        : be_(be), shape_(shape), sequence_(sequence), parameters_(!std::is_same_v<Activation, float>),
+    model(Backend const& be, model_shape const& shape, bool fp8, std::int64_t tokens)
+        : be_(be), shape_(shape), parameters_(!std::is_same_v<Activation, float>),
           embedding_(parameters_.add({.name = "embedding", .rows = shape.vocabulary, .columns = shape.width})),
           norms_(static_cast<std::size_t>(2 * shape.layers + 1)), stream_(static_cast<std::size_t>(2 * shape.layers + 1)),
           normed_(static_cast<std::size_t>(2 * shape.layers + 1)), rrms_(static_cast<std::size_t>(2 * shape.layers + 1)) {
@@ -197,7 +197,6 @@ private:
 
     Backend be_;
     model_shape shape_;
-    std::int64_t sequence_;
     parameter_list parameters_;
     parameter& embedding_;
     parameter* head_ = nullptr;
