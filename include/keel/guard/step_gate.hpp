@@ -32,7 +32,7 @@ struct gradient_tensor {
     gradient_tensor() = default;
     template <class T, int Rank>
         requires(std::is_same_v<std::remove_const_t<T>, float> || std::is_same_v<std::remove_const_t<T>, bf16>)
-    KEEL_FN gradient_tensor(view<T, Rank> const& v)
+    KEEL_HOST gradient_tensor(view<T, Rank> const& v)
         : data(v.data), count(v.size()),
           stored(std::is_same_v<std::remove_const_t<T>, float> ? format::float32 : format::bfloat16) {
         int64_t step = 1;
@@ -47,10 +47,10 @@ struct gradient_tensor {
 
 namespace keel::inline KEEL_ABI {
 
-KEEL_FN int64_t gate_chunks(int64_t count) { return count <= 0 ? 0 : (count + gate_chunk - 1) / gate_chunk; }
+KEEL_HOST int64_t gate_chunks(int64_t count) { return count <= 0 ? 0 : (count + gate_chunk - 1) / gate_chunk; }
 
 /// Of the largest tensor: tensors take turns with one buffer.
-KEEL_FN int64_t most_gate_chunks(view<gradient_tensor const, 1> gradients) {
+KEEL_HOST int64_t most_gate_chunks(view<gradient_tensor const, 1> gradients) {
     int64_t most = 0;
     for (int64_t t = 0; t < gradients.extent[0]; ++t)
         if (gate_chunks(gradients(t).count) > most) most = gate_chunks(gradients(t).count);
@@ -58,7 +58,7 @@ KEEL_FN int64_t most_gate_chunks(view<gradient_tensor const, 1> gradients) {
 }
 
 /// Bytes for make_gate over this list.
-KEEL_FN int64_t make_gate_workspace(view<gradient_tensor const, 1> gradients) {
+KEEL_HOST int64_t make_gate_workspace(view<gradient_tensor const, 1> gradients) {
     return workspace_total(workspace_bytes<gradient_chunk>(most_gate_chunks(gradients)) +
                            workspace_bytes<gradient_total>(gradients.extent[0]));
 }

@@ -30,10 +30,10 @@ struct adamw_state {
 
 namespace keel::inline KEEL_ABI {
 
-KEEL_FN int64_t adamw_chunks(int64_t count) { return count <= 0 ? 0 : (count + adamw_chunk - 1) / adamw_chunk; }
+KEEL_HOST int64_t adamw_chunks(int64_t count) { return count <= 0 ? 0 : (count + adamw_chunk - 1) / adamw_chunk; }
 
 /// Bytes for adamw_step where its step_change is wanted; without it no workspace is needed.
-KEEL_FN int64_t adamw_step_workspace(int64_t count) { return workspace_total(workspace_bytes<step_change_part>(adamw_chunks(count))); }
+KEEL_HOST int64_t adamw_step_workspace(int64_t count) { return workspace_total(workspace_bytes<step_change_part>(adamw_chunks(count))); }
 
 /// One AdamW step of one tensor, unless the gate is closed.
 ///

@@ -53,14 +53,14 @@ struct polar_express {
     static constexpr auto& listed = detail::polar_express_terms;
     static constexpr int default_steps = 5;
     static constexpr longer_run more = longer_run::repeat_last;
-    static constexpr double safety(int listed_step) { return listed_step < 7 ? 1.01 : 1.0; }
+    KEEL_HOST static constexpr double safety(int listed_step) { return listed_step < 7 ? 1.01 : 1.0; }
 };
 struct polar_express_1_05 {
     static constexpr char const *name = "polar_express_1_05", *source = "Gram Newton-Schulz, safety 1.05 on every step";
     static constexpr auto& listed = detail::polar_express_terms;
     static constexpr int default_steps = 5;
     static constexpr longer_run more = longer_run::repeat_last;
-    static constexpr double safety(int) { return 1.05; }
+    KEEL_HOST static constexpr double safety(int) { return 1.05; }
 };
 /// Without a safety factor: explodes on an input whose largest singular value is 1 + 2^-16. Not certified in any type.
 struct polar_express_raw {
@@ -180,16 +180,16 @@ inline constexpr double largest_certified = 1.6;
 struct map_bounds {
     bool positive = true; ///< every step keeps the sign of every singular value
     double upper = 0.0;   ///< no singular value of the result exceeds this
-    constexpr bool safe() const { return positive && upper <= largest_certified; }
+    KEEL_HOST constexpr bool safe() const { return positive && upper <= largest_certified; }
 };
 
 namespace detail {
-constexpr double root(double x) { // Newton from above; compile time only
+KEEL_HOST constexpr double root(double x) { // Newton from above; compile time only
     double r = x < 1.0 ? 1.0 : x;
     for (int i = 0; i < 100; ++i) r = 0.5 * (r + x / r);
     return r;
 }
-constexpr double value_at(newton_schulz_step const& p, double s) {
+KEEL_HOST constexpr double value_at(newton_schulz_step const& p, double s) {
     double const t = s * s;
     return s * (static_cast<double>(p.a) + t * (static_cast<double>(p.b) + t * static_cast<double>(p.c)));
 }
@@ -197,7 +197,7 @@ constexpr double value_at(newton_schulz_step const& p, double s) {
 
 /// Interval propagation from [0, 1 + margin], each image widened by the margin. A step's map s q(s^2) is positive where the
 /// quadratic q is, whose minimum lies at an end or at its vertex; its maximum lies at the end or where 5c t^2 + 3b t + a = 0.
-constexpr map_bounds bounds_of(newton_schulz_step const* steps, int count, double margin) {
+KEEL_HOST constexpr map_bounds bounds_of(newton_schulz_step const* steps, int count, double margin) {
     map_bounds out;
     double high = 1.0 + margin;
     for (int i = 0; i < count; ++i) {
@@ -244,12 +244,12 @@ template <scalar_format T> struct newton_schulz_coefficients {
 
 template <coefficient_set Set, scalar_format T = float, int Steps = Set::default_steps>
     requires certified_set<Set, T, Steps>
-KEEL_FN constexpr newton_schulz_coefficients<T> coefficients() {
+KEEL_HOST constexpr newton_schulz_coefficients<T> coefficients() {
     return {unrolled<Set, Steps>.step, Steps, Set::name, Set::source, certificate<Set, T, Steps>};
 }
 /// For experiments: the map may change signs or overflow on legal input.
 template <coefficient_set Set, scalar_format T = float, int Steps = Set::default_steps>
-KEEL_FN constexpr newton_schulz_coefficients<T> unsafe_coefficients() {
+KEEL_HOST constexpr newton_schulz_coefficients<T> unsafe_coefficients() {
     return {unrolled<Set, Steps>.step, Steps, Set::name, Set::source, certificate<Set, T, Steps>};
 }
 

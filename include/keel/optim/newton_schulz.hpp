@@ -32,7 +32,7 @@ struct newton_schulz_measures {
 namespace keel::inline KEEL_ABI {
 
 /// The matrix as it lies in memory: transposed where its columns are adjacent and its rows are not.
-template <class T> KEEL_FN bool columns_adjacent(view<T, 2> const& v) {
+template <class T> KEEL_HOST bool columns_adjacent(view<T, 2> const& v) {
     return v.stride[0] == 1 && v.extent[0] > 1 && (v.stride[1] != 1 || v.extent[1] == 1);
 }
 
@@ -51,7 +51,7 @@ template <class U, matmul_backend B> struct newton_schulz_largest_task {
     void operator()(int64_t i, int64_t) const {
         view<U const, 2> const m = part(u, i);
         tops[i] = 0;
-        be.for_rows(m.extent[0], m.extent[1], largest_row<matrix_source<U>>{{m}, m.extent[1], tops + i});
+        be.for_rows(m.extent[0], m.extent[1], matrix_largest_row<matrix_source<U>>{{m}, m.extent[1], tops + i});
     }
 };
 
@@ -89,13 +89,10 @@ template <class T, class U, class O, matmul_backend B> struct newton_schulz_task
 template <scalar_format T = float, matmul_backend B>
 int64_t newton_schulz_workspace(B const& be, int64_t row_count, int64_t column_count, int64_t batch = 1,
                                 std::type_identity_t<newton_schulz_options<T>> options = {}) {
-    // A transposed view lies in memory the other way round: room for either.
-    auto const bytes = [&](int64_t r, int64_t c) {
-        return newton_schulz_scratch<T>(be, plan_newton_schulz<T>(r, c, options.coefficients, options.form));
-    };
-    int64_t const one = bytes(row_count, column_count), other = bytes(column_count, row_count);
+    auto const plan = plan_newton_schulz<T>(row_count, column_count, options.coefficients, options.form);
+    int64_t const each = workspace_bytes<std::byte>(newton_schulz_scratch<T>(be, plan));
     int64_t const workers = batch < be.concurrency() ? 1 : be.concurrency();
-    return workspace_total(workspace_bytes<uint32_t>(batch) + workers * workspace_bytes<std::byte>(one > other ? one : other));
+    return workspace_total(workspace_bytes<uint32_t>(batch) + workers * each);
 }
 
 /// Orthogonalises each matrix of a batch: singular values to about 1, singular vectors kept.

@@ -12,24 +12,25 @@ namespace keel::inline KEEL_ABI {
 template <class T> struct newton_schulz_buffers {
     view<T, 2> x, y;
     view<T, 2> square[4];          ///< n x n; plain and symmetric use two
-    float *squares, *scalar; ///< one a row, and one
+    float *squares, *scalar;       ///< one a row, and one
     workspace products;
 };
 
 template <matmul_backend B> int64_t newton_schulz_product_bytes(B const& be, newton_schulz_plan const& plan) {
     int64_t const n = plan.short_side(), m = plan.long_side();
     int64_t const gram = matmul_workspace(be, n, n, m), square = matmul_workspace(be, n, n, n);
-    int64_t const apply = matmul_workspace(be, plan.rows, plan.columns, n);
-    int64_t const most = gram > square ? gram : square;
-    return most > apply ? most : apply;
+    int64_t const wide = matmul_workspace(be, n, m, n), tall = matmul_workspace(be, m, n, n);
+    int64_t most = gram > square ? gram : square;
+    most = most > wide ? most : wide;
+    return most > tall ? most : tall;
 }
-KEEL_FN constexpr int newton_schulz_squares(newton_schulz_plan const& plan) { return plan.form == newton_schulz_form::gram ? 4 : 2; }
+KEEL_HOST constexpr int newton_schulz_squares(newton_schulz_plan const& plan) { return plan.form == newton_schulz_form::gram ? 4 : 2; }
 
-/// Bytes of newton_schulz_buffers.
+/// Bytes of newton_schulz_buffers; the same for a matrix and its transpose.
 template <class T, matmul_backend B> int64_t newton_schulz_scratch(B const& be, newton_schulz_plan const& plan) {
     int64_t const n = plan.short_side();
     return workspace_total(2 * workspace_bytes<T>(plan.rows * plan.columns) + newton_schulz_squares(plan) * workspace_bytes<T>(n * n) +
-                           workspace_bytes<float>(plan.rows < n ? n : plan.rows) + workspace_bytes<float>(1) +
+                           workspace_bytes<float>(plan.long_side()) + workspace_bytes<float>(1) +
                            newton_schulz_product_bytes(be, plan));
 }
 template <class T, matmul_backend B>
@@ -39,7 +40,7 @@ newton_schulz_buffers<T> newton_schulz_carve(B const& be, newton_schulz_plan con
     s.x = rows(ws.take<T>(plan.rows * plan.columns), plan.rows, plan.columns);
     s.y = rows(ws.take<T>(plan.rows * plan.columns), plan.rows, plan.columns);
     for (int i = 0; i < newton_schulz_squares(plan); ++i) s.square[i] = rows(ws.take<T>(n * n), n, n);
-    s.squares = ws.take<float>(plan.rows < n ? n : plan.rows);
+    s.squares = ws.take<float>(plan.long_side());
     s.scalar = ws.take<float>(1);
     s.products = ws.part(newton_schulz_product_bytes(be, plan));
     return s;
@@ -97,7 +98,7 @@ template <class T, matmul_backend B> class newton_schulz_iteration {
                 diagonal = step.a;
                 fresh = false;
             } else { // Q Z + a Q = P Z + diagonal Z + a P, and a diagonal beside it
-                be_.for_rows(p.extent[0], p.extent[1], combine_row{step.a, p, diagonal, z, spare});
+                be_.for_rows(p.extent[0], p.extent[1], polynomial_row{step.a, p, diagonal, z, spare});
                 product(p, z, spare, {.alpha = 1.0f, .beta = 1.0f, .form = product_form::symmetric});
                 exchange(p, spare);
                 diagonal *= step.a;

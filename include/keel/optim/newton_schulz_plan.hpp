@@ -19,7 +19,7 @@ namespace keel {
 
 enum class newton_schulz_form : uint8_t { automatic, plain, symmetric, gram };
 
-KEEL_FN constexpr char const* name_of(newton_schulz_form form) {
+KEEL_HOST constexpr char const* name_of(newton_schulz_form form) {
     switch (form) {
     case newton_schulz_form::automatic: return "automatic";
     case newton_schulz_form::plain: return "plain";
@@ -36,16 +36,16 @@ struct newton_schulz_plan {
     uint64_t restarts = 0; ///< gram: bit t set: a new run begins after step t (counted from 0)
     char const* coefficients = "";
 
-    KEEL_FN constexpr int64_t short_side() const { return rows < columns ? rows : columns; }
-    KEEL_FN constexpr int64_t long_side() const { return rows < columns ? columns : rows; }
-    KEEL_FN constexpr bool restarts_after(int step) const { return step < 64 && (restarts >> step & 1) != 0; }
-    KEEL_FN constexpr int restart_count() const {
+    KEEL_HOST constexpr int64_t short_side() const { return rows < columns ? rows : columns; }
+    KEEL_HOST constexpr int64_t long_side() const { return rows < columns ? columns : rows; }
+    KEEL_HOST constexpr bool restarts_after(int step) const { return step < 64 && (restarts >> step & 1) != 0; }
+    KEEL_HOST constexpr int restart_count() const {
         int n = 0;
         for (int t = 0; t < 64; ++t) n += restarts_after(t) ? 1 : 0;
         return n;
     }
     /// Multiply and add count as two.
-    KEEL_FN constexpr double flops() const {
+    KEEL_HOST constexpr double flops() const {
         auto const n = static_cast<double>(short_side()), m = static_cast<double>(long_side()), t = static_cast<double>(steps);
         auto const r = static_cast<double>(restart_count());
         switch (form) {
@@ -54,7 +54,7 @@ struct newton_schulz_plan {
         default: return 2 * t * (2 * m + n) * n * n;
         }
     }
-    KEEL_FN std::string text() const {
+    KEEL_HOST std::string text() const {
         std::string s = std::to_string(rows) + " x " + std::to_string(columns) + ": " + name_of(form) + ", " + std::to_string(steps) +
                         " steps of " + coefficients;
         if (form == newton_schulz_form::gram)
@@ -71,7 +71,7 @@ inline constexpr double gram_slope_limit = 512.0;
 /// steps that is a long side of 1.5 short ones. Measured: 0.97 to 1.1 times symmetric's time at 1.25, 0.75 to 1.0 at 1.5, 0.8 at 2.
 inline constexpr double largest_gram_share = 0.8;
 
-KEEL_FN constexpr uint64_t gram_restarts(newton_schulz_step const* step, int count) {
+KEEL_HOST constexpr uint64_t gram_restarts(newton_schulz_step const* step, int count) {
     uint64_t restarts = 0;
     double slope = 1.0;
     for (int t = 0; t + 1 < count && t < 64; ++t) {
@@ -88,7 +88,7 @@ KEEL_FN constexpr uint64_t gram_restarts(newton_schulz_step const* step, int cou
 /// bf16 always takes the symmetric form: Gram in half precision leaves the certified range (singular values up to 1.9 with
 /// Polar Express, up to 1e5 without restart). fp32 takes Gram where it saves enough.
 template <scalar_format T>
-KEEL_FN constexpr newton_schulz_plan plan_newton_schulz(int64_t row_count, int64_t column_count, newton_schulz_coefficients<T> const& set,
+KEEL_HOST constexpr newton_schulz_plan plan_newton_schulz(int64_t row_count, int64_t column_count, newton_schulz_coefficients<T> const& set,
                                                         newton_schulz_form form = newton_schulz_form::automatic) {
     newton_schulz_plan plan{row_count, column_count, form, set.count, 0, set.name};
     int64_t const n = plan.short_side();

@@ -47,7 +47,7 @@ KEEL_FN exact_scale scale_to_two(uint32_t largest) {
 }
 
 /// *top = largest magnitude word of the matrix (zeroed before). Integers: the order cannot show.
-template <class Source> struct largest_row {
+template <class Source> struct matrix_largest_row {
     Source source;
     int64_t width;
     uint32_t* top;
@@ -125,7 +125,7 @@ template <class Y> struct zero_row {
 };
 
 /// out = a x + b z, as fma(a, x, b z).
-struct combine_row {
+struct polynomial_row {
     float a;
     view<float const, 2> x;
     float b;

@@ -1,0 +1,132 @@
+// Which logical matrices a parameter holds, and how each is orthogonalised and scaled. A fused weight is several matrices
+// that only share memory: orthogonalising the slab would mix them, and a scale taken from its shape would be wrong for all.
+//
+//     plan_muon(1, 512, 512)                                                  one matrix
+//     plan_muon(1, 1536, 512, {{"q", 1024, 16}, {"k", 256, 4}, {"v", 256, 4}})     QKV, a matrix a head
+//     plan_muon(64, 2048, 512, {{"gate", 1024}, {"up", 1024}})               64 experts, gate over up
+#pragma once
+
+#include <initializer_list>
+#include <string>
+
+#include <keel/optim/newton_schulz_plan.hpp>
+
+namespace keel {
+
+/// The factor on the orthogonal update of a matrix [out, in]. O has singular values of 1, so RMS 1 / sqrt(max(out, in)).
+enum class muon_scale : uint8_t {
+    match_rms_adamw, ///< 0.2 sqrt(max(out, in)): RMS 0.2, about AdamW's, so both share a learning rate (Moonlight)
+    spectral,        ///< sqrt(max(1, out / in)) (Jordan)
+    spectral_mup,    ///< sqrt(out / in): RMS-to-RMS norm 1, learning rates transfer over widths
+    unit             ///< 1
+};
+
+KEEL_HOST constexpr char const* name_of(muon_scale scale) {
+    switch (scale) {
+    case muon_scale::match_rms_adamw: return "match_rms_adamw";
+    case muon_scale::spectral: return "spectral";
+    case muon_scale::spectral_mup: return "spectral_mup";
+    case muon_scale::unit: return "unit";
+    }
+    return "unknown";
+}
+
+KEEL_HOST float muon_scale_of(muon_scale rule, int64_t out, int64_t in) {
+    auto const rows = static_cast<double>(out), columns = static_cast<double>(in);
+    switch (rule) {
+    case muon_scale::match_rms_adamw: return static_cast<float>(0.2 * __builtin_sqrt(rows > columns ? rows : columns));
+    case muon_scale::spectral: return static_cast<float>(rows > columns ? __builtin_sqrt(rows / columns) : 1.0);
+    case muon_scale::spectral_mup: return static_cast<float>(__builtin_sqrt(rows / columns));
+    case muon_scale::unit: return 1.0f;
+    }
+    return 1.0f;
+}
+
+/// `rows` rows of a fused weight that hold `matrices` equal matrices, one below the other.
+struct row_part {
+    char const* name = "";
+    int64_t rows = 0;
+    int64_t matrices = 1;
+};
+
+/// T is the format of the products' operands.
+template <scalar_format T = float> struct muon_plan_options {
+    muon_scale scale = muon_scale::match_rms_adamw;
+    newton_schulz_coefficients<T> coefficients = keel::coefficients<polar_express, T>();
+    newton_schulz_form form = newton_schulz_form::automatic;
+};
+
+/// One logical matrix of a parameter.
+struct logical_matrix {
+    int64_t item = 0, first_row = 0, rows = 0; ///< in [stack, rows, columns]
+    int part = 0;
+};
+
+/// A value; made by plan_muon. A parameter is [stack, rows, columns], each item cut by the same row parts.
+template <scalar_format T = float> struct muon_plan {
+    static constexpr int most_parts = 16;
+
+    int64_t stack = 0, rows = 0, columns = 0;
+    int part_count = 0;
+    row_part parts[most_parts] = {};
+    muon_plan_options<T> options = {};
+    bool too_many_parts = false;
+
+    /// Parts must cover the rows, each a whole number of matrices.
+    KEEL_HOST bool valid() const {
+        int64_t covered = 0;
+        for (int p = 0; p < part_count; ++p) {
+            if (parts[p].matrices < 1 || parts[p].rows < 0 || parts[p].rows % parts[p].matrices != 0) return false;
+            covered += parts[p].rows;
+        }
+        return !too_many_parts && covered == rows && stack >= 0 && rows >= 0 && columns >= 0 && options.coefficients.count > 0;
+    }
+    KEEL_HOST int64_t matrices_a_item() const {
+        int64_t n = 0;
+        for (int p = 0; p < part_count; ++p) n += parts[p].matrices;
+        return n;
+    }
+    KEEL_HOST int64_t matrices() const { return stack * matrices_a_item(); }
+    KEEL_HOST logical_matrix matrix(int64_t index) const {
+        logical_matrix m{index / matrices_a_item(), 0, 0, 0};
+        index %= matrices_a_item();
+        while (index >= parts[m.part].matrices) index -= parts[m.part].matrices, m.first_row += parts[m.part++].rows;
+        m.rows = parts[m.part].rows / parts[m.part].matrices;
+        m.first_row += index * m.rows;
+        return m;
+    }
+    KEEL_HOST newton_schulz_plan iteration(int part) const {
+        return plan_newton_schulz<T>(parts[part].rows / parts[part].matrices, columns, options.coefficients, options.form);
+    }
+    KEEL_HOST float scale(int part) const { return muon_scale_of(options.scale, parts[part].rows / parts[part].matrices, columns); }
+    KEEL_HOST double flops() const {
+        double sum = 0.0;
+        for (int p = 0; p < part_count; ++p) sum += static_cast<double>(parts[p].matrices) * iteration(p).flops();
+        return static_cast<double>(stack) * sum;
+    }
+    /// A line a part: "q: 64 of 64 x 512: gram, ..., scale 4.525484 (match_rms_adamw)".
+    KEEL_HOST std::string text() const {
+        if (!valid()) return "no plan: the parts do not cover the rows\n";
+        std::string s;
+        for (int p = 0; p < part_count; ++p)
+            s += (*parts[p].name != '\0' ? std::string(parts[p].name) + ": " : std::string()) +
+                 std::to_string(stack * parts[p].matrices) + " of " + iteration(p).text() + ", scale " +
+                 std::to_string(static_cast<double>(scale(p))) + " (" + name_of(options.scale) + ")\n";
+        return s;
+    }
+};
+
+/// The plan of a parameter [stack, rows, columns]; no parts: each item is one matrix. What does not fit is found by valid().
+template <scalar_format T = float>
+KEEL_HOST muon_plan<T> plan_muon(int64_t stack, int64_t row_count, int64_t column_count, std::initializer_list<row_part> parts = {},
+                                 std::type_identity_t<muon_plan_options<T>> options = {}) {
+    muon_plan<T> plan{.stack = stack, .rows = row_count, .columns = column_count, .options = options};
+    if (parts.size() == 0) plan.parts[plan.part_count++] = {"", row_count, 1};
+    for (row_part const& part : parts) {
+        if (plan.part_count < muon_plan<T>::most_parts) plan.parts[plan.part_count++] = part;
+        else plan.too_many_parts = true;
+    }
+    return plan;
+}
+
+} // namespace keel
