@@ -1,0 +1,181 @@
+// The gradients of gated_attention against finite differences of the formula, and against textbook gradients in double.
+#include <attention/attention_case.hpp>
+#include <keel/backend/cpu/cpu.hpp>
+#include <keel/backend/cpu/matmul.hpp>
+#include <support/catch.hpp>
+
+using namespace keel_test;
+
+namespace {
+
+template <class T> void check_backward(attention_setup const& setup) {
+    INFO("heads " << setup.heads << "/" << setup.kv_heads << " head_dim " << setup.head_dim << " gate " << setup.gate_dim << " "
+                  << name_of(setup.kind) << " first document " << setup.lengths[0]);
+    attention_case<T> c(setup);
+    c.forward(keel::cpu{});
+    c.backward(keel::cpu{});
+    CHECK(c.untouched());
+    auto const want = oracle_of(c);
+    CHECK(outside(c.dq, want.dq) == 0);
+    CHECK(outside(c.dk, want.dk) == 0);
+    CHECK(outside(c.dv, want.dv) == 0);
+    CHECK(outside(c.dgate, want.dgate) == 0);
+}
+
+struct loose_values {
+    std::vector<double> q, k, v, gate;
+};
+template <class T> std::vector<double> flat(guarded_matrix<T> const& m) {
+    std::vector<double> x;
+    for (int64_t i = 0; i < m.rows(); ++i)
+        for (int64_t j = 0; j < m.columns(); ++j) x.push_back(m.at(i, j));
+    return x;
+}
+
+} // namespace
+
+TEST_CASE("gated_attention's gradients match finite differences of the formula in double") {
+    // L = sum(dy * y). Central differences, step 1e-4, error about 1e-8; fp32 arithmetic of O(1) values leaves 1e-5.
+    for (int64_t gate : {0, 1, 5}) {
+        attention_setup const s{.lengths = {5, 3, 1}, .heads = 4, .kv_heads = 2, .head_dim = 5, .gate_dim = gate};
+        attention_case<float> c(s);
+        c.forward(keel::cpu{});
+        c.backward(keel::cpu{});
+        loose_values x{flat(c.q), flat(c.k), flat(c.v), flat(c.gate)};
+        auto const reader = [](std::vector<double> const& values, int64_t width) {
+            return [&values, width](int64_t i, int64_t j) { return values[static_cast<std::size_t>(i * width + j)]; };
+        };
+        auto const dy = flat(c.dy);
+        auto const loss = [&] {
+            attention_oracle const o(s, reader(x.q, 20), reader(x.k, 10), reader(x.v, 10), reader(x.gate, 4 * gate), reader(dy, 20));
+            double total = 0;
+            for (std::size_t i = 0; i < dy.size(); ++i) total += dy[i] * o.y.value[i];
+            return total;
+        };
+        auto const check = [&](char const* name, std::vector<double>& values, guarded_matrix<float> const& gradient) {
+            INFO(name << " gate " << gate);
+            auto const got = flat(gradient);
+            for (std::size_t i = 0; i < values.size(); ++i) {
+                double const keep = values[i], h = 1e-4;
+                values[i] = keep + h;
+                double const up = loss();
+                values[i] = keep - h;
+                double const down = loss();
+                values[i] = keep;
+                CHECK(got[i] == Approx((up - down) / (2 * h)).margin(1e-5).epsilon(1e-5));
+            }
+        };
+        check("dq", x.q, c.dq);
+        check("dk", x.k, c.dk);
+        check("dv", x.v, c.dv);
+        check("dgate", x.gate, c.dgate);
+    }
+}
+
+TEST_CASE("gated_attention's gradients match textbook gradients from the ungated output, in both formats") {
+    for (int64_t d : {1, 5, 17, 64, 80})
+        for (int64_t gate : {int64_t{0}, int64_t{1}, d}) {
+            check_backward<float>({.lengths = {67, 1, 0, 64, 13}, .heads = 4, .kv_heads = 2, .head_dim = d, .gate_dim = gate});
+            check_backward<keel::bf16>({.lengths = {67, 1, 0, 64, 13}, .heads = 4, .kv_heads = 2, .head_dim = d, .gate_dim = gate});
+        }
+    for (int64_t heads : {1, 3, 12}) check_backward<float>({.lengths = {70, 66}, .heads = heads, .kv_heads = 1, .head_dim = 8, .gate_dim = 1});
+    check_backward<float>({.lengths = {70}, .heads = 3, .kv_heads = 3, .head_dim = 8, .scale = -0.7f});
+    // Several key tiles.
+    check_backward<float>({.lengths = {1100, 513}, .heads = 2, .kv_heads = 1, .head_dim = 16, .gate_dim = 1});
+    check_backward<keel::bf16>({.lengths = {1100, 513}, .heads = 2, .kv_heads = 1, .head_dim = 16, .gate_dim = 16});
+    for (data_kind kind : {data_kind::outlier, data_kind::zeros, data_kind::equal})
+        check_backward<float>({.lengths = {40, 600}, .heads = 2, .kv_heads = 2, .head_dim = 8, .gate_dim = 8, .kind = kind});
+}
+
+TEST_CASE("an open gate keeps its gradient in bf16") { // sigmoid(8) rounds to 1 in bf16, but 1 - sigmoid(8) = 3.35e-4
+    for (int64_t gate : {1, 4}) {
+        attention_case<keel::bf16> c({.lengths = {20}, .heads = 1, .kv_heads = 1, .head_dim = 4, .gate_dim = gate});
+        for (int64_t t = 0; t < 20; ++t)
+            for (int64_t j = 0; j < gate; ++j) c.gate.set(t, j, to_format<keel::bf16>(8.0f));
+        c.forward(keel::cpu{});
+        c.backward(keel::cpu{});
+        auto const want = oracle_of(c);
+        CHECK(outside(c.dgate, want.dgate) == 0);
+        for (int64_t t = 0; t < 20; ++t) CHECK(c.dgate.at(t, 0) != 0);
+    }
+}
+
+TEST_CASE("gradients that are not wanted change nothing in the others") {
+    attention_setup const s{.lengths = {600, 30}, .heads = 4, .kv_heads = 2, .head_dim = 6, .gate_dim = 1};
+    attention_case<float> all(s), one(s);
+    all.forward(keel::cpu{});
+    all.backward(keel::cpu{});
+    one.forward(keel::cpu{});
+    one.backward(keel::cpu{}, {.dq = heads_of(one.dq, 4, 6)});
+    CHECK(one.dq.contents() == all.dq.contents());
+    one.backward(keel::cpu{}, {.dk = heads_of(one.dk, 2, 6)});
+    CHECK(one.dk.contents() == all.dk.contents());
+    one.backward(keel::cpu{}, {.dv = heads_of(one.dv, 2, 6)});
+    CHECK(one.dv.contents() == all.dv.contents());
+    one.backward(keel::cpu{}, {.dgate = heads_of(one.dgate, 4, 1)});
+    CHECK(one.dgate.contents() == all.dgate.contents());
+}
+
+TEST_CASE("dy may be a broadcast row, and the gradients parts of one buffer") { // pytorch #133671, quack #88
+    int64_t const tokens = 70, heads = 4, kv = 2, d = 8, width = 2 * heads * d + 2 * kv * d;
+    attention_setup const s{.lengths = {tokens}, .heads = heads, .kv_heads = kv, .head_dim = d, .gate_dim = d};
+    attention_case<float> c(s);
+    for (int64_t t = 1; t < tokens; ++t)
+        for (int64_t j = 0; j < heads * d; ++j) c.dy.set(t, j, c.dy.get(0, j));
+    c.forward(keel::cpu{});
+    c.backward(keel::cpu{});
+    guarded_matrix<float> fused(tokens, width, 1);
+    auto* const at = fused.view().data;
+    int64_t const pitch = width + 1;
+    // [dq_0 dz_0 dq_1 dz_1 ... | dk | dv]
+    keel::attention_gradients<float> const out{{at, {tokens, heads, d}, {pitch, 2 * d, 1}},
+                                               heads_of(fused, kv, d, 2 * heads * d),
+                                               heads_of(fused, kv, d, (2 * heads + kv) * d),
+                                               {at + d, {tokens, heads, d}, {pitch, 2 * d, 1}}};
+    scratch ws(keel::gated_attention_backward_workspace<float>(keel::cpu{}, s.shape()));
+    auto const backward = [&](keel::view<float, 3> dy, keel::attention_gradients<float> to) {
+        return keel::gated_attention_backward(keel::cpu{}, dy, heads_of(c.q, heads, d), heads_of(c.k, kv, d), heads_of(c.v, kv, d), c.gate_view(), {},
+                                              heads_of(c.y, heads, d), {.lse = c.lse.view()}, to, {}, ws.get());
+    };
+    backward({c.dy.view().data, {tokens, heads, d}, {0, d, 1}}, out).or_throw();
+    CHECK(fused.untouched());
+    int64_t wrong = 0;
+    for (int64_t t = 0; t < tokens; ++t) {
+        for (int64_t j = 0; j < heads * d; ++j) {
+            wrong += fused.get(t, j / d * 2 * d + j % d) != c.dq.get(t, j);
+            wrong += fused.get(t, (j / d * 2 + 1) * d + j % d) != c.dgate.get(t, j);
+        }
+        for (int64_t j = 0; j < kv * d; ++j) {
+            wrong += fused.get(t, 2 * heads * d + j) != c.dk.get(t, j);
+            wrong += fused.get(t, (2 * heads + kv) * d + j) != c.dv.get(t, j);
+        }
+    }
+    CHECK(wrong == 0);
+    // Parts that do overlap are refused.
+    using keel::status_code;
+    auto shifted = out;
+    shifted.dk.data -= 1;
+    CHECK(backward(heads_of(c.dy, heads, d), shifted).code == status_code::overlap);
+    shifted = out;
+    shifted.dgate.data -= 1;
+    CHECK(backward(heads_of(c.dy, heads, d), shifted).code == status_code::overlap);
+    shifted = out;
+    shifted.dv = shifted.dk;
+    CHECK(backward(heads_of(c.dy, heads, d), shifted).code == status_code::overlap);
+}
+
+TEST_CASE("a bad call of gated_attention_backward names the argument") {
+    attention_case<float> c({.lengths = {6}, .heads = 4, .kv_heads = 2, .head_dim = 3});
+    scratch ws(keel::gated_attention_backward_workspace<float>(keel::cpu{}, c.setup.shape()));
+    auto const call = [&](keel::attention_saved saved, keel::attention_gradients<float> out, keel::workspace room) {
+        return keel::gated_attention_backward(keel::cpu{}, heads_of(c.dy, 4, 3), heads_of(c.q, 4, 3), heads_of(c.k, 2, 3), heads_of(c.v, 2, 3), {}, {},
+                                              heads_of(c.y, 4, 3), saved, out, {}, room);
+    };
+    using keel::status_code;
+    auto const dq = heads_of(c.dq, 4, 3);
+    CHECK(call({}, {.dq = dq}, ws.get()).message() == "gated_attention_backward: saved.lse has rows = 0, wanted 6 (bad_shape)");
+    CHECK(call({.lse = c.lse.view()}, {.dk = dq}, ws.get()).code == status_code::bad_shape);
+    CHECK(call({.lse = c.lse.view()}, {.dq = heads_of(c.y, 4, 3)}, ws.get()).code == status_code::overlap);
+    CHECK(call({.lse = c.lse.view()}, {.dq = dq, .dgate = heads_of(c.dgate, 4, 0)}, ws.get()).code == status_code::bad_shape);
+    CHECK(call({.lse = c.lse.view()}, {.dq = dq}, {}).code == status_code::small_workspace);
+}
