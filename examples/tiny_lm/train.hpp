@@ -70,7 +70,7 @@ public:
     flop_ledger const& ledger() const { return ledger_; }
 
 private:
-    static constexpr float balance_rate = 1e-3f;
+    static constexpr float balance_rate = 1e-2f;
 
     /// What the layers show of the step's forward. Of several layers the worst is told, never their average.
     void examine(health& h) {
