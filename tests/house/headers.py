@@ -24,16 +24,18 @@ def belongs_here(header):
     return not house.needs_eigen(header) or house.eigen_directory() is not None
 
 
-def source(compiler, header):
-    """(what is tried, text, flags) for one header."""
-    include = f"#include <{header}>"
-    if compiler == "g++":
-        return "twice, assertions on", [include, include], []
-    # The standard library would not survive the macros either: what keel includes of others comes before them.
-    others = sorted(f"#include {name}" for name in house.included_deeply(header)
-                    if not name.startswith("<keel/") and (name != "<arm_neon.h>" or not X86))
-    return ("without exceptions and RTTI, after hostile macros", others + HOSTILE + [include],
-            ["-fno-exceptions", "-fno-rtti", "-DNDEBUG"])
+def jobs(headers):
+    """(what is compiled, compiler, lines, flags): each header alone and twice; all of them without exceptions and RTTI, with
+    assertions off, after the macros. The standard library would not survive those either, so what keel includes of others
+    comes before them."""
+    compilers = house.compilers()
+    for header in headers:
+        yield header, compilers[0], [f"#include <{header}>"] * 2, []
+    others = sorted(set().union(*(house.included(h) for h in headers)))
+    others = [f"#include {name}" for name in others if not name.startswith("<keel/") and (name != "<arm_neon.h>" or not X86)]
+    for compiler in compilers:
+        yield ("all headers, without exceptions and RTTI, after hostile macros", compiler,
+               others + HOSTILE + [f"#include <{h}>" for h in headers], ["-fno-exceptions", "-fno-rtti", "-DNDEBUG"])
 
 
 def main():
@@ -42,22 +44,20 @@ def main():
     if len(headers) < 3:
         print("headers: hardly any header was found; is the tree complete?")
         return 1
+    eigen = ["-isystem", house.eigen_directory()] if house.eigen_directory() else []
 
     def compile_one(job):
-        compiler, header = job
-        name, lines, flags = source(compiler, header)
-        if house.needs_eigen(header):
-            flags = flags + ["-isystem", house.eigen_directory()]
-        code, output = house.run([compiler, "-std=c++20", "-fsyntax-only", *house.WARNINGS, *flags,
+        what, compiler, lines, flags = job
+        code, output = house.run([compiler, "-std=c++20", "-fsyntax-only", *house.WARNINGS, *flags, *eigen,
                                   *house.include_flags(options.xsimd), "-x", "c++", "-"], "\n".join(lines) + "\n")
-        return None if code == 0 else (f"{compiler}, {name}", header, house.errors(output))
+        return None if code == 0 else (f"{compiler}:\n{house.errors(output)}", what)
 
-    jobs = [(compiler, header) for compiler in house.compilers() for header in headers]
+    todo = list(jobs(headers))
     same_error = {}
-    for how, header, errors in filter(None, house.in_parallel(jobs, compile_one, options.jobs)):
-        same_error.setdefault((how, errors), []).append(header)
-    failures = [f"{', '.join(who)} ({how}):\n{errors}" for (how, errors), who in same_error.items()]
-    return house.report(f"headers: {len(jobs)} compilations of {len(headers)} headers", failures)
+    for errors, what in filter(None, house.in_parallel(todo, compile_one, options.jobs)):
+        same_error.setdefault(errors, []).append(what)
+    failures = [f"{', '.join(whats)}: {errors}" for errors, whats in same_error.items()]
+    return house.report(f"headers: {len(todo)} compilations of {len(headers)} headers", failures)
 
 
 if __name__ == "__main__":

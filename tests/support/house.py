@@ -41,17 +41,6 @@ def included(header):
     return set(re.findall(r'^[ \t]*#[ \t]*include[ \t]*([<"][^>"]+[>"])', (include / header).read_text(), re.M))
 
 
-def included_deeply(header):
-    """The same through all of keel's own headers that it includes."""
-    todo, seen = [header], set()
-    while todo:
-        for name in included(todo.pop()) - seen:
-            seen.add(name)
-            if name.startswith("<keel/") and (include / name[1:-1]).exists():
-                todo.append(name[1:-1])
-    return seen
-
-
 def eigen_directory():
     for place in ("/usr/include/eigen3", "/usr/local/include/eigen3", "/opt/homebrew/include/eigen3"):
         if pathlib.Path(place).is_dir():
