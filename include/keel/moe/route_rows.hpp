@@ -58,32 +58,44 @@ struct row_softmax {
     float shift = 0.0f, sum = 1.0f;
 };
 
-/// s(z).
+/// log(1 + e^z) / min(e^z, 1), given e = e^-|z|: between log 2 and 1 below 0, softplus above.
+template <class F> KEEL_FN F softplus_factor(F const& z, F const& e) {
+    F const log_part = detail::log1p_unit(e, e + F(1.0f));
+    return select(far_below(z), F(1.0f), select(detail::is_negative(z), log_part / e, z + log_part));
+}
+/// -|z|
+template <class F> KEEL_FN F minus_magnitude(F const& z) { return as_float(magnitude(z) | bits_of<F>(sign_bit)); }
+
+/// s(z). One exponential: e^(z - shift), e^-|z| or e^(-|z|/2).
 template <class F> KEEL_FN F score_of(score_function s, F const& z, row_softmax const& row) {
-    if (s == score_function::softmax) return exp(finite_logit(z) - F(row.shift)) / F(row.sum);
-    if (s == score_function::sigmoid) return sigmoid(z);
-    return select(far_below(z), exp(z * F(0.5f)), sqrt(softplus(z)));
+    auto const below_zero = detail::is_negative(z);
+    F x = finite_logit(z) - F(row.shift);
+    if (s == score_function::sigmoid) x = minus_magnitude(z);
+    if (s == score_function::sqrt_softplus) x = minus_magnitude(z) * F(0.5f);
+    F const e = exp(x);
+    if (s == score_function::softmax) return e / F(row.sum);
+    if (s == score_function::sigmoid) return select(below_zero, e, F(1.0f)) / (e + F(1.0f));
+    return detail::product(select(below_zero, e, F(1.0f)), sqrt(softplus_factor(z, detail::product(e, e))));
 }
 
 /// s(z) times a factor that all of a token's selected experts share, chosen so that the largest neither overflows nor vanishes:
 /// `shift` is the largest of scale_exponent(z). This is normalisation in the log domain, without the rounding of a logarithm.
 template <class F> KEEL_FN F scale_exponent(score_function s, F const& z) { return s == score_function::softmax ? z : not_above_zero(z); }
 template <class F> KEEL_FN F scaled_score(score_function s, F const& z, float shift) {
-    using U = bits_of<F>;
     F const below = scale_exponent(s, z) - F(shift);
-    if (s == score_function::softmax) return exp(below);
-    if (s == score_function::sigmoid) return exp(below) / (exp(as_float(magnitude(z) | U(sign_bit))) + F(1.0f));
-    // sqrt(log(1 + u)) with u = e^z: below 0 the factor sqrt(u) is scaled, and sqrt(log(1 + u) / u) lies in [0.83, 1].
-    F const u = exp(not_above_zero(z));
-    F const rest = select(far_below(z), F(1.0f), sqrt(log1p(u) / u));
-    return select(detail::is_negative(z), detail::product(exp(below * F(0.5f)), rest), sqrt(softplus(z)));
+    F const scaled = exp(s == score_function::sqrt_softplus ? F(below * F(0.5f)) : below);
+    if (s == score_function::softmax) return scaled;
+    F const e = exp(minus_magnitude(z));
+    if (s == score_function::sigmoid) return scaled / (e + F(1.0f));
+    return detail::product(scaled, sqrt(softplus_factor(z, e)));
 }
 
 /// d log s / dz, without the sum that softmax subtracts.
 template <class F> KEEL_FN F log_score_slope(score_function s, F const& z) {
     if (s == score_function::softmax) return F(1.0f);
-    if (s == score_function::sigmoid) return one_minus_sigmoid(z);
-    return select(far_below(z), F(0.5f), sigmoid(z) / softplus(z) * F(0.5f));
+    F const e = exp(minus_magnitude(z));
+    if (s == score_function::sigmoid) return select(detail::is_negative(z), F(1.0f), e) / (e + F(1.0f));
+    return F(0.5f) / ((e + F(1.0f)) * softplus_factor(z, e));
 }
 
 /// The selection, weights and log-sum-exp of tokens.
@@ -109,8 +121,8 @@ template <class L, class I> struct route_row {
             highest = umax(highest, g.inside(at, rank_word(v)));
             largest = umax(largest, magnitude(v));
         });
-        float const top = from_ordered_word(g.max(highest));
-        bool const has_nan = g.max(largest) > infinity_bits, sound = !has_nan && !is_non_finite(top);
+        float const top = from_ordered_word(g.max_bits(highest));
+        bool const has_nan = g.max_bits(largest) > infinity_bits, sound = !has_nan && !is_non_finite(top);
 
         row_softmax row{finite_logit(top), 1.0f};
         if (!log_sum.absent() || (options.score == score_function::softmax && (has_bias || !normalise)))
@@ -167,7 +179,7 @@ template <class L, class I> struct route_row {
         g.each(k, [&](auto at) {
             highest = umax(highest, g.inside(at, rank_word(scale_exponent(options.score, g.load(chosen, at)))));
         });
-        float const shift = from_ordered_word(g.max(highest));
+        float const shift = from_ordered_word(g.max_bits(highest));
         g.each(k, [&](auto at) { g.store(w, at, scaled_score(options.score, g.load(chosen, at), shift)); });
         g.sync();
         float const sum = g.sum(k, [&](F const& acc, auto at) { return acc + g.load(static_cast<float const*>(w), at); });
@@ -277,7 +289,7 @@ template <class L, class I, class D> struct route_backward_row {
         using U = typename G::words;
         U highest(0u);
         g.each(experts, [&](auto at) { highest = umax(highest, g.inside(at, ordered_word(g.load(z, at)))); });
-        row_softmax row{from_ordered_word(g.max(highest)), 1.0f};
+        row_softmax row{from_ordered_word(g.max_bits(highest)), 1.0f};
         row.sum = g.sum(experts, [&](F const& acc, auto at) { return acc + g.inside(at, exp(g.load(z, at) - F(row.shift))); });
         return row;
     }
