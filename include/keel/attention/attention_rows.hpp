@@ -66,7 +66,7 @@ template <class T> struct stack_row {
             top = umax(top, magnitude(v));
             g.store(out, at, v);
         });
-        *largest = umax(*largest, g.max(top));
+        *largest = umax(*largest, g.max_bits(top));
     }
 };
 
@@ -77,7 +77,7 @@ template <class T> struct score_largest_row {
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
         typename G::words top(0u);
         g.each(x.extent[1], [&](auto at) { top = umax(top, magnitude(g.load(x.at(row), at))); });
-        *largest = umax(*largest, g.max(top));
+        *largest = umax(*largest, g.max_bits(top));
     }
 };
 
@@ -107,7 +107,7 @@ template <class T> struct softmax_tile_row {
 
         typename G::words largest(0u);
         g.each(seen, [&](auto at) { largest = umax(largest, g.inside(at, ordered(g.load(s, at)))); });
-        uint32_t const top = umax(state.top, g.max(largest));
+        uint32_t const top = umax(state.top, g.max_bits(largest));
         float const shift = top == ordered_minus_infinity ? 0.0f : from_ordered(top);
         float const kept = starts ? 0.0f : exp(from_ordered(state.top) - shift);
 
@@ -195,7 +195,7 @@ struct attention_telemetry_row {
         if (!max_logit.absent()) {
             typename G::words top(0u);
             g.each(tokens, [&](auto at) { top = umax(top, g.inside(at, ordered(g.load(marks.max_logit + head * tokens, at)))); });
-            uint32_t const largest = umax(g.max(top), ordered_minus_infinity);
+            uint32_t const largest = umax(g.max_bits(top), ordered_minus_infinity);
             if (g.leader()) max_logit(head) = from_ordered(largest);
         }
         auto const total = [&](float const* from, view<float, 1> to) {

@@ -9,7 +9,7 @@
 //     g.sum(n, term)      acc = term(acc, at) over the row in THE reduction order (core/reduce.hpp); a float, uniform
 //     g.sums<N>(n, term)  N such sums in one pass: term(acc, at) updates the array acc of N; a row_sums<N>
 //     g.each(n, body)     body(at) over the row: whole packs, then one tail
-//     g.blocks<B>(n, body) body(b) over blocks of B elements: b.load(p) and b.store<O>(p, v) the elements; b.max(u) the block's
+//     g.blocks<B>(n, body) body(b) over blocks of B elements: b.load(p) and b.store<O>(p, v) the elements; b.max_bits(u) the block's
 //                         largest word, one a lane; b.put<O>(p, x) one value a block, at p[block]; b.get(p) reads it; b.spread(x) beside its elements;
 //                         b.valid() lanes whose block lies in the row; b.count_true(m) elements that are true, one count a lane
 //     g.load(p, at)       decoded to fp32; +0 past the row's end; never reads past it
@@ -17,7 +17,7 @@
 //                         g.store<O>(p, at, v) names the overflow policy, which FP8 needs
 //     g.inside(at, v)     v with +0 past the row's end, for values that were computed rather than loaded
 //     g.position(at)      each lane's element index as a word (rows shorter than 2^32)
-//     g.max(u)            largest word over all lanes; uniform
+//     g.max_bits(u)       largest word over all lanes; uniform
 //     g.total(u)          sum of all lanes' words (counters); a uniform int64
 //     g.arg_max(n, keys)  index of the largest pair {primary, secondary} = keys(at); ties go to the lowest index
 //     g.leader()          true in one lane: guards scalar stores

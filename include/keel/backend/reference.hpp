@@ -63,7 +63,7 @@ struct reference_group {
         return total;
     }
 
-    KEEL_FN uint32_t max(uint32_t u) const { return u; }
+    KEEL_FN uint32_t max_bits(uint32_t u) const { return u; }
     KEEL_FN int64_t total(uint32_t u) const { return static_cast<int64_t>(u); }
 
     template <class Keys> KEEL_FN int64_t arg_max(int64_t n, Keys keys) const {
@@ -94,7 +94,7 @@ struct reference_group {
         template <auto... Policy, class T> KEEL_FN void store(T* p, values const& v) const {
             for (int k = 0; k < count; ++k) store_element<Policy...>(p + i + k, v.s[k]);
         }
-        KEEL_FN uint32_t max(block_words const& u) const {
+        KEEL_FN uint32_t max_bits(block_words const& u) const {
             uint32_t m = 0;
             for (int k = 0; k < B; ++k) m = umax(m, u.s[k]);
             return m;

@@ -11,6 +11,7 @@
 #include <keel/backend/product_set.hpp>
 #include <keel/backend/reference.hpp>
 #include <keel/backend/simt.hpp>
+#include <keel/core/workspace.hpp>
 
 namespace keel::inline KEEL_ABI::detail {
 

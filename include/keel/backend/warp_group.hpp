@@ -111,12 +111,12 @@ template <class Warp> struct warp_group {
 
     // --- uniform results ---------------------------------------------------------------------------------------------
 
-    KEEL_FN uint32_t max(words const& u) const {
+    KEEL_FN uint32_t max_bits(words const& u) const {
         lane_words m = u.s[0];
         for (int k = 1; k < slots_per_thread; ++k) m = umax(m, u.s[k]);
-        return max(m);
+        return max_bits(m);
     }
-    KEEL_FN uint32_t max(lane_words m) const {
+    KEEL_FN uint32_t max_bits(lane_words m) const {
         for (int half = threads / 2; half > 0; half /= 2) m = umax(m, Warp::shuffle_xor(m, half));
         return Warp::broadcast(m, 0);
     }
@@ -141,12 +141,12 @@ template <class Warp> struct warp_group {
             second = select(better, s, second);
             index = select(better, here, index);
         });
-        uint32_t const top = max(first);
+        uint32_t const top = max_bits(first);
         second = select(eq(first, words(top)), second, words(0u));
         index = select(eq(first, words(top)), index, words(0xffffffffu));
-        uint32_t const next = max(second);
+        uint32_t const next = max_bits(second);
         index = select(eq(second, words(next)), index, words(0xffffffffu));
-        return static_cast<int64_t>(~max(index ^ words(0xffffffffu)));
+        return static_cast<int64_t>(~max_bits(index ^ words(0xffffffffu)));
     }
 
     // --- blocks ------------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ template <class Warp> struct warp_group {
         template <auto... Policy, class T> KEEL_FN void store(T* p, values const& v) const {
             warp_group{}.template store<Policy...>(p, at, v);
         }
-        KEEL_FN lane_words max(block_words const& u) const {
+        KEEL_FN lane_words max_bits(block_words const& u) const {
             lane_words m = u.s[0];
             for (int k = 1; k < slots_per_thread; ++k) m = umax(m, u.s[k]);
             for (int half = block_team / 2; half > 0; half /= 2) m = umax(m, Warp::shuffle_xor(m, half));

@@ -40,7 +40,7 @@ template <> struct format_traits<e8m0> {
     static constexpr int min_exponent = -bias;
     static constexpr uint32_t max_float_bits = max_code << 23;
 
-    KEEL_FN static constexpr float max() { return power_of_two(max_exponent); }
+    KEEL_FN static constexpr float (max)() { return power_of_two(max_exponent); }
     /// The smallest value; there is no zero and no subnormal below it.
     KEEL_FN static constexpr float min_normal() { return power_of_two(min_exponent); }
     KEEL_FN static constexpr float min_subnormal() { return min_normal(); }

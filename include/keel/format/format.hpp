@@ -54,7 +54,7 @@ template <class T> struct format_traits;
 /// A type that keel can store: see the head of this file.
 template <class T> concept scalar_format = std::is_trivially_copyable_v<T> && requires {
     typename format_traits<T>::storage;
-    { format_traits<T>::max() } -> std::same_as<float>;
+    { (format_traits<T>::max)() } -> std::same_as<float>;
     requires sizeof(typename format_traits<T>::storage) == sizeof(T);
 };
 
@@ -97,7 +97,7 @@ template <int ExponentBits, int MantissaBits, int Bias, specials Specials> struc
     static constexpr uint32_t max_float_bits = (static_cast<uint32_t>(max_exponent + 127) << 23) |
                                                ((max_code & ((1u << MantissaBits) - 1)) << (23 - MantissaBits));
 
-    KEEL_FN static constexpr float max() { return __builtin_bit_cast(float, max_float_bits); }
+    KEEL_FN static constexpr float (max)() { return __builtin_bit_cast(float, max_float_bits); }
     KEEL_FN static constexpr float min_normal() { return power_of_two(min_exponent); }
     KEEL_FN static constexpr float min_subnormal() { return power_of_two(min_exponent - MantissaBits); }
     /// The distance from 1 to the next larger value.

@@ -27,7 +27,7 @@ template <class X> struct peak_magnitude_row {
         using F = typename G::value;
         typename G::words top(0u);
         g.each(x.extent[1], [&](auto at) { top = umax(top, magnitude(g.inside(at, F(g.load(x.at(row), at) + F(offset))))); });
-        uint32_t const largest = g.max(top);
+        uint32_t const largest = g.max_bits(top);
         if (g.leader()) max_shared(out->word, largest);
     }
 };

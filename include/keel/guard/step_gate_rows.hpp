@@ -59,7 +59,7 @@ template <class T> struct gradient_chunk_row {
         int64_t const left = count - chunk * gate_chunk, n = left < gate_chunk ? left : gate_chunk;
         U top(0u);
         g.each(n, [&](auto at) { top = umax(top, magnitude(g.load(p, at))); });
-        gradient_chunk out{0.0f, g.max(top), 0, 0};
+        gradient_chunk out{0.0f, g.max_bits(top), 0, 0};
         if (out.largest < infinity_bits) {
             float const scale = gate_scale(out.largest);
             out.squares = g.sum(n, [&](F const& acc, auto at) {

@@ -12,7 +12,7 @@ template <class G, class X> KEEL_FN float row_max(G const& g, X const* x, int64_
     using U = typename G::words;
     U top(lowest_ordered_word);
     g.each(n, [&](auto at) { top = umax(top, g.inside(at, ordered_word(g.load(x, at)))); });
-    return from_ordered_word(g.max(top));
+    return from_ordered_word(g.max_bits(top));
 }
 
 /// log(sum(exp(x))) of a row, shifted by its largest value so that nothing overflows.

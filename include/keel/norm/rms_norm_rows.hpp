@@ -74,7 +74,7 @@ template <class X, class D, class Y> struct rms_norm_row {
     template <class G> KEEL_FN static uint32_t row_largest(G const& g, X const* in, int64_t n) {
         typename G::words top(0u);
         g.each(n, [&](auto at) { top = umax(top, magnitude(g.load(in, at))); });
-        return g.max(top);
+        return g.max_bits(top);
     }
 };
 
@@ -109,7 +109,7 @@ template <class X, class D, class Y> struct add_rms_norm_row {
             [&] {
                 typename G::words top(0u);
                 g.each(n, [&](auto at) { top = umax(top, magnitude(element(at))); });
-                return g.max(top);
+                return g.max_bits(top);
             });
         if (!rrms.absent() && g.leader()) rrms(row) = canonical(r.value());
         g.each(n, [&](auto at) {

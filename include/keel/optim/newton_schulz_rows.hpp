@@ -4,6 +4,7 @@
 // source.take(g, row, at) gives the same, last, and may write what belongs to it (an optimiser's momentum).
 #pragma once
 
+#include <keel/backend/concepts.hpp>
 #include <keel/core/lanes.hpp>
 #include <keel/core/report.hpp>
 #include <keel/core/view.hpp>
@@ -56,7 +57,7 @@ template <class Source> struct matrix_largest_row {
         using U = typename G::words;
         U m(0u);
         g.each(width, [&](auto at) { m = umax(m, g.inside(at, magnitude(source.peek(g, row, at)))); });
-        uint32_t const largest = g.max(m);
+        uint32_t const largest = g.max_bits(m);
         if (g.leader()) max_shared(*top, largest);
     }
 };

@@ -21,7 +21,7 @@ template <class G, class At> struct column_block {
     template <class T> KEEL_FN values load(T const* p) const { return g.load(p, at); }
     template <auto... Policy, class T> KEEL_FN void store(T* p, values const& v) const { g.template store<Policy...>(p, at, v); }
     template <auto... Policy, class T> KEEL_FN void put(T* p, values const& v) const { g.template store<Policy...>(p, at, v); }
-    KEEL_FN block_words max(block_words const& u) const { return u; }
+    KEEL_FN block_words max_bits(block_words const& u) const { return u; }
     KEEL_FN mask_of<values> valid() const { return gt(block_words(static_cast<uint32_t>(n)), g.position(at)); }
     KEEL_FN block_words count_true(mask_of<values> const& m) const { return select(m, block_words(1u), block_words(0u)); }
     KEEL_FN static values spread(values const& v) { return v; }
@@ -64,7 +64,7 @@ template <class W> struct quantize_tally {
     }
     template <class G> KEEL_FN void give(G const& g, report& r) const {
         int64_t const s = g.total(saturated), f = g.total(flushed), b = g.total(non_finite);
-        uint32_t const low = ~g.max(scale_min ^ W(0xffffffffu)), high = g.max(scale_max);
+        uint32_t const low = ~g.max_bits(scale_min ^ W(0xffffffffu)), high = g.max_bits(scale_max);
         if (!g.leader()) return;
         add_shared(r.saturated, s);
         add_shared(r.flushed, f);
@@ -105,7 +105,7 @@ template <class X, class Code, class Scale, int Rows, int Columns, overflow Over
                 auto const v = b.load(x.at(row));
                 top = umax(top, policy == non_finite_policy::isolate ? finite_magnitude(v) : magnitude(v));
             }
-            block_scale<F> const s = scale_of<Code, F>(Scale{}, b.max(top));
+            block_scale<F> const s = scale_of<Code, F>(Scale{}, b.max_bits(top));
             if constexpr (std::is_same_v<Scale, e8m0_scale>)
                 b.template put<overflow::to_nonfinite, rounding::toward_zero>(out.scales.at(strip), s.scale);
             else b.put(out.scales.at(strip), s.scale);

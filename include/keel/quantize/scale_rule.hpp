@@ -15,7 +15,7 @@ template <class F> struct block_scale {
 /// real gradients.) amax of NaN or Inf: both NaN.
 template <class Code, class F> KEEL_FN block_scale<F> scale_of(fp32_scale, bits_of<F> const& amax) {
     using U = bits_of<F>;
-    float const code_max = format_traits<Code>::max();
+    float const code_max = (format_traits<Code>::max)();
     F const top = as_float(umax(amax, U(bits(code_max * 0x1p-126f))));
     auto const bad = gt(amax, U(infinity_bits - 1));
     F const nan = as_float(U(nan_bits));

@@ -116,7 +116,7 @@ template <class Arch> struct cpu_row_group {
 
     // --- uniform results ---------------------------------------------------------------------------------------------
 
-    KEEL_FN uint32_t max(words const& u) const { return max_word(u); }
+    KEEL_FN uint32_t max_bits(words const& u) const { return max_word(u); }
     KEEL_FN int64_t total(words const& u) const { return sum_words(u); }
 
     template <class Keys> KEEL_FN int64_t arg_max(int64_t n, Keys keys) const {
@@ -171,7 +171,7 @@ template <class Arch> struct cpu_row_group {
             }
         }
         /// The largest word of the block, in every lane.
-        KEEL_FN words max(block_words const& u) const {
+        KEEL_FN words max_bits(block_words const& u) const {
             words m = u.s[0];
             for (int k = 1; k < packs; ++k) m = umax(m, u.s[k]);
             return words(max_word(m));
