@@ -105,8 +105,7 @@ template <class F, class Op> int word_mismatches(F, Op op) {
     int wrong = 0;
     for (size_t i = 0; i < o.a.size(); i += F::width) {
         uint32_t got[F::width];
-        store_words(&got[0],
-                    U(op(load_words<U>(&o.a[i]), load_words<U>(&o.b[i]), load_words<U>(&o.c[i]))));
+        store_words(&got[0], U(op(load_words<U>(&o.a[i]), load_words<U>(&o.b[i]), load_words<U>(&o.c[i]))));
         for (size_t j = 0; j < F::width; ++j)
             if (got[j] != op(o.a[i + j], o.b[i + j], o.c[i + j])) ++wrong;
     }

@@ -17,35 +17,62 @@ namespace keel::inline KEEL_ABI {
 
 namespace detail {
 
-/// What every form of the product checks of its formats.
-template <class A, class B, class C> consteval void check_formats() {
-    static_assert(scalar_format<A> && scalar_format<B> && scalar_format<C>, "operands are of a scalar format");
-    static_assert(sizeof(C) > 1, "C is float, bf16 or f16: FP8 results are made by a quantiser");
-}
+// The checks are compiled once for a set of formats, not once a backend.
 
-template <class A, int RankA, class B, int RankB, class C, int RankC>
-KEEL_FN void check_memory(validation& check, view<A, RankA> a, view<B, RankB> b, view<C, RankC> c) {
-    check.distinct("c", c).disjoint("c", c, a).disjoint("c", c, b);
+template <class A, class B, class C>
+validation check_product(view<A, 2> a, view<B, 2> b, view<C, 2> c, matmul_options options) {
+    validation check("matmul");
+    check.present("a", a).extent("b", b, 0, a.extent[1]).shape("c", c, a.extent[0], b.extent[1]);
+    if (options.form == product_form::symmetric) check.extent("c", c, 1, a.extent[0]);
+    return check.distinct("c", c).disjoint("c", c, a).disjoint("c", c, b);
+}
+template <class A, class B, class C>
+validation check_product(view<A, 3> a, view<B, 3> b, view<C, 3> c, matmul_options options) {
+    validation check("matmul");
+    check.present("a", a).extent("b", b, 0, a.extent[0]).extent("b", b, 1, a.extent[2]);
+    check.shape("c", c, a.extent[0], a.extent[1], b.extent[2]);
+    if (options.form == product_form::symmetric) check.extent("c", c, 2, a.extent[1]);
+    return check.distinct("c", c).disjoint("c", c, a).disjoint("c", c, b);
+}
+/// offsets[0 .. groups]: not decreasing, inside [0, extent].
+inline void check_offsets(validation& check, view<int64_t const, 1> offsets, int64_t groups, int64_t extent,
+                          matmul_options options) {
+    check.require(options.form == product_form::full, status_code::bad_option, "options.form",
+                  "full: groups have no symmetry");
+    check.extent("offsets", offsets, 0, groups + 1).unit_stride("offsets", offsets);
+    for (int64_t g = 0; g <= groups && check.ok(); ++g) {
+        int64_t const least = g == 0 ? 0 : offsets.data[g - 1];
+        check.require(offsets.data[g] >= least && offsets.data[g] <= extent, status_code::bad_option, "offsets",
+                      "an entry", offsets.data[g],
+                      "entries that do not decrease, from 0 or more to at most the rows they cut");
+    }
+}
+template <class A, class B, class C> validation
+check_row_groups(view<A, 2> a, view<B, 3> b, view<C, 2> c, view<int64_t const, 1> offsets, matmul_options options) {
+    validation check("grouped_matmul");
+    check.present("a", a).extent("b", b, 1, a.extent[1]).shape("c", c, a.extent[0], b.extent[2]);
+    check_offsets(check, offsets, b.extent[0], a.extent[0], options);
+    return check.distinct("c", c).disjoint("c", c, a).disjoint("c", c, b);
+}
+template <class A, class B, class C> validation
+check_depth_groups(view<A, 2> a, view<B, 2> b, view<C, 3> c, view<int64_t const, 1> offsets, matmul_options options) {
+    validation check("grouped_matmul");
+    check.present("a", a).extent("b", b, 0, a.extent[1]).shape("c", c, c.extent[0], a.extent[0], b.extent[1]);
+    check_offsets(check, offsets, c.extent[0], a.extent[1], options);
+    return check.distinct("c", c).disjoint("c", c, a).disjoint("c", c, b);
 }
 
 template <class A, class B, class C, class Backend>
-status run_products(Backend const& be, validation const& check, product_set const& set, workspace ws) {
-    using service = matmul_service<Backend>;
+status run_products(Backend const& be, validation check, product_set const& set, workspace ws) {
+    using a_format = std::remove_const_t<A>;
+    using b_format = std::remove_const_t<B>;
+    static_assert(scalar_format<a_format> && scalar_format<b_format> && scalar_format<C>,
+                  "keel: operands are of a scalar format");
+    static_assert(sizeof(C) > 1, "keel: C is float, bf16 or f16; FP8 results are made by a quantiser");
+    if (check.ok()) check.enough(ws, matmul_service<Backend>::workspace(be, set.m, set.n, set.k, set.count));
     if (!check.ok() || set.count == 0 || set.m == 0 || set.n == 0) return check.result;
-    service::template run<std::remove_const_t<A>, std::remove_const_t<B>, C>(be, set, ws);
+    matmul_service<Backend>::template run<a_format, b_format, C>(be, set, ws);
     return check.result;
-}
-
-/// offsets[0 .. groups]: not decreasing, inside [0, extent].
-KEEL_FN void check_offsets(validation& check, view<int64_t const, 1> offsets, int64_t groups, int64_t extent) {
-    check.extent("offsets", offsets, 0, groups + 1).unit_stride("offsets", offsets);
-    if (!check.ok()) return;
-    for (int64_t g = 0; g <= groups; ++g) {
-        int64_t const least = g == 0 ? 0 : offsets.data[g - 1];
-        bool const fits = offsets.data[g] >= least && offsets.data[g] <= extent;
-        check.require(fits, status_code::bad_option, "offsets", "an entry", offsets.data[g],
-                      "entries that do not decrease, from 0 or more to at most the rows they cut");
-    }
 }
 
 } // namespace detail
@@ -70,33 +97,21 @@ template <matmul_backend B> int64_t matmul_workspace(B const& be, int64_t m, int
 /// Cost           2 m n k flops (half of it symmetric); each operand is read once for every 2048 rows or columns of C.
 /// Source         blocking after Goto and van de Geijn 2008; the order contract is keel's own.
 /// Example        matmul(be, x, transposed(w), y, {}, ws).or_throw();    // y = x w^T
-template <matmul_backend Backend, class A, class B, class C>
-status matmul(Backend const& be, view<A, 2> a, view<B, 2> b, view<C, 2> c, matmul_options options = {}, workspace ws = {}) {
-    detail::check_formats<std::remove_const_t<A>, std::remove_const_t<B>, C>();
-    int64_t const m = a.extent[0], n = b.extent[1], k = a.extent[1];
-    validation check("matmul");
-    check.present("a", a).extent("b", b, 0, k).shape("c", c, m, n);
-    if (options.form == product_form::symmetric) check.extent("c", c, 1, m);
-    detail::check_memory(check, a, b, c);
-    if (check.ok()) check.enough(ws, matmul_workspace(be, m, n, k));
-    return detail::run_products<A, B, C>(
-        be, check, {layout_of(a), layout_of(b), layout_of(c), 1, m, n, k, nullptr, ragged::none, options}, ws);
+template <matmul_backend Backend, class A, class B, class C> status
+matmul(Backend const& be, view<A, 2> a, view<B, 2> b, view<C, 2> c, matmul_options options = {}, workspace ws = {}) {
+    product_set const set{layout_of(a), layout_of(b), layout_of(c), 1,      a.extent[0], b.extent[1],
+                          a.extent[1],  nullptr,      ragged::none, options};
+    return detail::run_products<A, B, C>(be, detail::check_product(a, b, c, options), set, ws);
 }
 
 /// A batch: c[i] = alpha * a[i] * b[i] + beta * c[i]. Shapes a [batch, m, k], b [batch, k, n], c [batch, m, n]; a or b may be shared
 /// by all items (stride 0). Small products are packed together, so they cost no more a flop than large ones. The rest as above,
 /// with matmul_workspace(be, m, n, k, batch).
-template <matmul_backend Backend, class A, class B, class C>
-status matmul(Backend const& be, view<A, 3> a, view<B, 3> b, view<C, 3> c, matmul_options options = {}, workspace ws = {}) {
-    detail::check_formats<std::remove_const_t<A>, std::remove_const_t<B>, C>();
-    int64_t const batch = a.extent[0], m = a.extent[1], n = b.extent[2], k = a.extent[2];
-    validation check("matmul");
-    check.present("a", a).extent("b", b, 0, batch).extent("b", b, 1, k).shape("c", c, batch, m, n);
-    if (options.form == product_form::symmetric) check.extent("c", c, 2, m);
-    detail::check_memory(check, a, b, c);
-    if (check.ok()) check.enough(ws, matmul_workspace(be, m, n, k, batch));
-    return detail::run_products<A, B, C>(
-        be, check, {layout_of(a), layout_of(b), layout_of(c), batch, m, n, k, nullptr, ragged::none, options}, ws);
+template <matmul_backend Backend, class A, class B, class C> status
+matmul(Backend const& be, view<A, 3> a, view<B, 3> b, view<C, 3> c, matmul_options options = {}, workspace ws = {}) {
+    product_set const set{layout_of(a), layout_of(b), layout_of(c), a.extent[0],  a.extent[1],
+                          b.extent[2],  a.extent[2],  nullptr,      ragged::none, options};
+    return detail::run_products<A, B, C>(be, detail::check_product(a, b, c, options), set, ws);
 }
 
 /// Groups of rows, each with a matrix of its own (the experts of a layer): for rows i of [offsets[g], offsets[g+1]),
@@ -109,19 +124,12 @@ status matmul(Backend const& be, view<A, 3> a, view<B, 3> b, view<C, 3> c, matmu
 /// The bits of a row are those of matmul on that row alone. For input gradients pass b with its last two dimensions exchanged.
 template <matmul_backend Backend, class A, class B, class C, class O>
     requires std::is_same_v<std::remove_const_t<O>, int64_t>
-status grouped_matmul(Backend const& be, view<A, 2> a, view<B, 3> b, view<C, 2> c, view<O, 1> offsets, matmul_options options = {},
-                      workspace ws = {}) {
-    detail::check_formats<std::remove_const_t<A>, std::remove_const_t<B>, C>();
-    int64_t const groups = b.extent[0], row_count = a.extent[0], n = b.extent[2], k = a.extent[1];
-    validation check("grouped_matmul");
-    check.present("a", a).extent("b", b, 1, k).shape("c", c, row_count, n);
-    check.require(options.form == product_form::full, status_code::bad_option, "options.form", "full: groups are not square");
-    detail::check_offsets(check, offsets, groups, row_count);
-    detail::check_memory(check, a, b, c);
-    if (check.ok()) check.enough(ws, matmul_workspace(be, row_count, n, k, groups));
-    return detail::run_products<A, B, C>(
-        be, check, {layout_of(a), layout_of(b), layout_of(c), groups, row_count, n, k, offsets.data, ragged::rows, options}, ws);
-}
+        status grouped_matmul(Backend const& be, view<A, 2> a, view<B, 3> b, view<C, 2> c, view<O, 1> offsets,
+                              matmul_options options = {}, workspace ws = {}) {
+        product_set const set{layout_of(a), layout_of(b), layout_of(c), b.extent[0],  a.extent[0],
+                              b.extent[2],  a.extent[1],  offsets.data, ragged::rows, options};
+        return detail::run_products<A, B, C>(be, detail::check_row_groups<A, B, C>(a, b, c, offsets, options), set, ws);
+    }
 
 /// The sum over k cut into groups (the experts' weight gradients): c[g] = alpha * a[:, rows of g] * b[rows of g, :] + beta * c[g].
 ///
@@ -129,19 +137,13 @@ status grouped_matmul(Backend const& be, view<A, 2> a, view<B, 3> b, view<C, 2> 
 /// Workspace      matmul_workspace(be, m, n, rows, groups).
 template <matmul_backend Backend, class A, class B, class C, class O>
     requires std::is_same_v<std::remove_const_t<O>, int64_t>
-status grouped_matmul(Backend const& be, view<A, 2> a, view<B, 2> b, view<C, 3> c, view<O, 1> offsets, matmul_options options = {},
-                      workspace ws = {}) {
-    detail::check_formats<std::remove_const_t<A>, std::remove_const_t<B>, C>();
-    int64_t const groups = c.extent[0], row_count = a.extent[1], m = a.extent[0], n = b.extent[1];
-    validation check("grouped_matmul");
-    check.present("a", a).extent("b", b, 0, row_count).shape("c", c, groups, m, n);
-    check.require(options.form == product_form::full, status_code::bad_option, "options.form", "full: groups are not symmetric");
-    detail::check_offsets(check, offsets, groups, row_count);
-    detail::check_memory(check, a, b, c);
-    if (check.ok()) check.enough(ws, matmul_workspace(be, m, n, row_count, groups));
-    return detail::run_products<A, B, C>(
-        be, check, {layout_of(a), layout_of(b), layout_of(c), groups, m, n, row_count, offsets.data, ragged::depth, options}, ws);
-}
+        status grouped_matmul(Backend const& be, view<A, 2> a, view<B, 2> b, view<C, 3> c, view<O, 1> offsets,
+                              matmul_options options = {}, workspace ws = {}) {
+        product_set const set{layout_of(a), layout_of(b), layout_of(c), c.extent[0],   a.extent[0],
+                              b.extent[1],  a.extent[1],  offsets.data, ragged::depth, options};
+        return detail::run_products<A, B, C>(be, detail::check_depth_groups<A, B, C>(a, b, c, offsets, options), set,
+                                             ws);
+    }
 
 /// For block-scaled operands (quantize/scaled_matmul.hpp checks the arguments): every block of scales.length consecutive k sums
 /// from zero, then total = fma(block, scale_a * scale_b, total); C from the total as in matmul. Workspace as matmul.

@@ -80,7 +80,7 @@ template <class T> KEEL_FN operand_layout layout_of(view<T, 3> v) {
 }
 
 /// Whether k runs through pairs, odd element first: the order of the hardware's bf16 dot.
-template <class A, class B> inline constexpr bool takes_pairs = std::is_same_v<A, bf16> && std::is_same_v<B, bf16>;
+template <class A, class B> inline constexpr bool takes_pairs = std::is_same_v<A, bf16>&& std::is_same_v<B, bf16>;
 
 /// Scales of block-scaled operands for a promoted product. Block b is k in [b * length, (b + 1) * length) of the product;
 /// scale_a(item, row, b) and scale_b(item, column, b) give floats, called with rows and columns counted inside the product.
@@ -94,11 +94,8 @@ template <class ScaleA, class ScaleB> struct promotion {
 ///     workspace(be, m, n, k, count)          bytes of scratch, for any formats, strides and offsets
 ///     run<A, B, C>(be, set, ws)              arguments are valid and ws is large enough
 ///     run_promoted<A, B, C>(be, set, promotion, ws)
-template <class B> struct matmul_service {
-    static constexpr bool offered = false;
-};
+template <class B> struct matmul_service { static constexpr bool offered = false; };
 
-template <class B>
-concept matmul_backend = row_backend<B> && matmul_service<std::remove_cvref_t<B>>::offered;
+template <class B> concept matmul_backend = row_backend<B> && matmul_service<std::remove_cvref_t<B>>::offered;
 
 } // namespace keel

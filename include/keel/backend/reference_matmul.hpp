@@ -20,8 +20,12 @@ template <class A, class B> struct chain_operands {
     product_set const& set;
     one_product const& p;
 
-    KEEL_FN float a(int64_t i, int64_t k) const { return load_element(static_cast<A const*>(p.a) + i * set.a.row + k * set.a.column); }
-    KEEL_FN float b(int64_t k, int64_t j) const { return load_element(static_cast<B const*>(p.b) + k * set.b.row + j * set.b.column); }
+    KEEL_FN float a(int64_t i, int64_t k) const {
+        return load_element(static_cast<A const*>(p.a) + i * set.a.row + k * set.a.column);
+    }
+    KEEL_FN float b(int64_t k, int64_t j) const {
+        return load_element(static_cast<B const*>(p.b) + k * set.b.row + j * set.b.column);
+    }
 
     /// The chain over k in [first, last), from +0. Pairs start at `first`.
     KEEL_FN float chain(int64_t i, int64_t j, int64_t first, int64_t last) const {
@@ -79,8 +83,11 @@ template <class Promotion> struct promoted_chain {
 
 struct scalar_matmul_service {
     static constexpr bool offered = true;
-    template <class Backend> KEEL_FN static int64_t workspace(Backend const&, int64_t, int64_t, int64_t, int64_t) { return 0; }
-    template <class A, class B, class C, class Backend> static void run(Backend const&, product_set const& set, keel::workspace) {
+    template <class Backend> KEEL_FN static int64_t workspace(Backend const&, int64_t, int64_t, int64_t, int64_t) {
+        return 0;
+    }
+    template <class A, class B, class C, class Backend>
+    static void run(Backend const&, product_set const& set, keel::workspace) {
         run_chains<A, B, C>(set, plain_chain{});
     }
     template <class A, class B, class C, class Backend, class Promotion>

@@ -10,6 +10,9 @@
 
 namespace keel::inline KEEL_ABI::detail {
 
+/// Columns of B in one packing chunk: a multiple of every tile.
+inline constexpr int64_t pack_columns_step = 128;
+
 /// A part of one product's C that is packed and computed as a whole.
 struct product_piece {
     one_product product;
@@ -18,6 +21,7 @@ struct product_piece {
     float* packed_b;
     float* partial; ///< tiles between depth-blocks; null where k is one block
     int64_t row_blocks, column_blocks;
+    bool packs_a_late;               ///< with one column-block, A is packed by the chunk that uses it, while it is near
     int64_t first_pack, first_block; ///< this piece's chunks in the group's numbering
 };
 
@@ -27,6 +31,7 @@ template <class Arch, class Promotion> struct product_group {
     matmul_plan const& plan;
     tile_functions functions;
     Promotion promote;
+    bool alone; ///< chunks come one after the other, so late-packed blocks of A may share their memory
 
     product_piece pieces[std::size_t{most_pieces}];
     int64_t count = 0, packs = 0, blocks = 0, longest = 0;
@@ -46,7 +51,8 @@ template <class Arch, class Promotion> struct product_group {
         piece.column_blocks = ceil_div(piece.columns, plan.block_columns);
         piece.first_pack = packs;
         piece.first_block = blocks;
-        packs += piece.row_blocks + piece.column_blocks;
+        piece.packs_a_late = piece.column_blocks == 1;
+        packs += ceil_div(piece.columns, pack_columns_step) + (piece.packs_a_late ? 0 : piece.row_blocks);
         blocks += piece.row_blocks * piece.column_blocks;
         longest = larger(longest, piece.product.k);
         pieces[count++] = piece;
@@ -72,33 +78,49 @@ template <class Arch, class Promotion> struct product_group {
         while (i + 1 < self.count && self.pieces[i + 1].first_block <= chunk) ++i;
         product_piece const& piece = self.pieces[i];
         int64_t const block = chunk - piece.first_block;
-        self.multiply_block(piece, block / piece.column_blocks, block % piece.column_blocks);
+        int64_t const row_block = block / piece.column_blocks;
+        if (piece.packs_a_late) self.pack_rows(piece, row_block);
+        self.multiply_block(piece, row_block, block % piece.column_blocks);
     }
 
-    /// Block `index` of the piece: its row-blocks come first, then its column-blocks.
+    KEEL_FN float* strip_of_a(product_piece const& piece, int64_t row, int64_t slots) const {
+        int64_t const from = piece.packs_a_late && alone ? row % plan.block_rows : row;
+        return piece.packed_a + from / tile_rows<Arch> * strip_stride<Arch, tile_rows<Arch>>(slots);
+    }
+    KEEL_FN float* strip_of_b(product_piece const& piece, int64_t column, int64_t slots) const {
+        return piece.packed_b + column / tile_columns<Arch> * strip_stride<Arch, tile_columns<Arch>>(slots);
+    }
+
+    /// Pack chunk `index` of the piece: columns of B come first, then row-blocks of A.
     void pack_block(product_piece const& piece, int64_t index) const {
-        int64_t const slots = depth_of(piece);
+        int64_t const of_b = ceil_div(piece.columns, pack_columns_step);
+        if (index < of_b)
+            pack_columns(piece, index * pack_columns_step);
+        else
+            pack_rows(piece, index - of_b);
+    }
+    void pack_rows(product_piece const& piece, int64_t row_block) const {
+        int64_t const slots = depth_of(piece), depth = smaller(piece.product.k - depth_begin, plan.depth);
         if (slots <= 0) return;
-        one_product const& p = piece.product;
-        int64_t const depth = smaller(p.k - depth_begin, plan.depth);
-        auto const strip = [&](operand_layout const& x, void const* origin, bool is_a, int64_t line, int64_t count_) {
-            int64_t const line_stride = is_a ? x.row : x.column, depth_stride = is_a ? x.column : x.row;
-            int64_t const offset = ((is_a ? piece.row : piece.column) + line) * line_stride + depth_begin * depth_stride;
-            return operand_block{static_cast<std::byte const*>(origin) + offset * x.element_bytes, line_stride, depth_stride, count_, depth};
-        };
-        if (index < piece.row_blocks) {
-            int64_t const end = smaller((index + 1) * plan.block_rows, piece.rows);
-            for (int64_t row = index * plan.block_rows; row < end; row += tile_rows<Arch>) {
-                int64_t const rows = smaller(piece.rows - row, tile_rows<Arch>);
-                functions.pack_a(strip(set.a, p.a, true, row, rows), kernel_rows<Arch>(rows), piece.packed_a + row * slots);
-            }
-        } else {
-            int64_t const begin = (index - piece.row_blocks) * plan.block_columns;
-            int64_t const end = smaller(begin + plan.block_columns, piece.columns);
-            for (int64_t column = begin; column < end; column += tile_columns<Arch>) {
-                int64_t const columns = smaller(piece.columns - column, tile_columns<Arch>);
-                functions.pack_b(strip(set.b, p.b, false, column, columns), tile_columns<Arch>, piece.packed_b + column * slots);
-            }
+        int64_t const end = smaller((row_block + 1) * plan.block_rows, piece.rows);
+        for (int64_t row = row_block * plan.block_rows; row < end; row += tile_rows<Arch>) {
+            int64_t const offset = (piece.row + row) * set.a.row + depth_begin * set.a.column;
+            functions.pack_a({static_cast<std::byte const*>(piece.product.a) + offset * set.a.element_bytes, set.a.row,
+                              set.a.column, smaller(end - row, tile_rows<Arch>), piece.product.m - piece.row - row,
+                              depth},
+                             strip_of_a(piece, row, slots));
+        }
+    }
+    void pack_columns(product_piece const& piece, int64_t begin) const {
+        int64_t const slots = depth_of(piece), depth = smaller(piece.product.k - depth_begin, plan.depth);
+        if (slots <= 0) return;
+        int64_t const end = smaller(begin + pack_columns_step, piece.columns);
+        for (int64_t column = begin; column < end; column += tile_columns<Arch>) {
+            int64_t const offset = (piece.column + column) * set.b.column + depth_begin * set.b.row;
+            functions.pack_b({static_cast<std::byte const*>(piece.product.b) + offset * set.b.element_bytes,
+                              set.b.column, set.b.row, smaller(end - column, tile_columns<Arch>),
+                              piece.product.n - piece.column - column, depth},
+                             strip_of_b(piece, column, slots));
         }
     }
 
@@ -122,8 +144,8 @@ template <class Arch, class Promotion> struct product_group {
                 }
                 int64_t const index = column / tile_columns<Arch> * tile_count + row / tile_rows<Arch>;
                 float* const tile = first && last ? &local[0] : piece.partial + index * tile_size<Arch>;
-                float const* const a = piece.packed_a + row * slots;
-                float const* const b = piece.packed_b + column * slots;
+                float const* const a = strip_of_a(piece, row, slots);
+                float const* const b = strip_of_b(piece, column, slots);
                 tile_position const at{piece.item, piece.row + row, piece.column + column, rows, columns};
                 promote.template accumulate<Arch>(at, depth_begin, slots, a, b, tile, first);
                 if (last) finish(piece, at, tile);
@@ -132,7 +154,8 @@ template <class Arch, class Promotion> struct product_group {
 
     KEEL_FN void finish(product_piece const& piece, tile_position const& at, float const* tile) const {
         int64_t const offset = at.row * set.c.row + at.column * set.c.column;
-        functions.finish(tile, at.rows, at.columns, static_cast<std::byte*>(piece.product.c) + offset * set.c.element_bytes, set.c.row,
+        functions.finish(tile, at.rows, at.columns,
+                         static_cast<std::byte*>(piece.product.c) + offset * set.c.element_bytes, set.c.row,
                          set.c.column, set.options.alpha, set.options.beta);
     }
 };
@@ -150,13 +173,30 @@ struct mirror_job {
     }
 };
 
+/// The backend's run() without its type, so that what follows is compiled once an architecture and not once an executor.
+struct chunk_runner {
+    void const* backend;
+    void (*call)(void const* backend, int64_t chunks, chunk_task task);
+    bool alone; ///< chunks run one after the other
+
+    template <class Backend> KEEL_FN static chunk_runner of(Backend const& be) {
+        return {&be, &call_run<Backend>, be.concurrency() == 1};
+    }
+    KEEL_FN void run(int64_t chunks, chunk_task task) const { call(backend, chunks, task); }
+
+private:
+    template <class Backend> static void call_run(void const* be, int64_t chunks, chunk_task task) {
+        static_cast<Backend const*>(be)->run(chunks, task);
+    }
+};
+
 /// Groups of pieces, one after the other, until all products are done.
-template <class Arch, class Backend, class Promotion>
-void multiply_set(Backend const& be, product_set const& set, matmul_plan const& plan, tile_functions const& functions,
-                  Promotion const& promote, workspace const ws) {
+template <class Arch, class Promotion> void multiply_set(chunk_runner be, product_set const& set,
+                                                         matmul_plan const& plan, tile_functions const& functions,
+                                                         Promotion const& promote, workspace const ws) {
     int64_t item = 0, row = 0, column = 0;
     while (item < set.count) {
-        product_group<Arch, Promotion> group{set, plan, functions, promote, {}};
+        product_group<Arch, Promotion> group{set, plan, functions, promote, be.alone, {}};
         workspace left = ws;
         while (item < set.count) {
             product_piece piece{};
@@ -171,7 +211,8 @@ void multiply_set(Backend const& be, product_set const& set, matmul_plan const& 
         }
         KEEL_ASSERT(group.count > 0 || item == set.count); // matmul_plan_bytes() has room for one piece
         using group_type = product_group<Arch, Promotion>;
-        for (group.depth_begin = 0; group.depth_begin == 0 || group.depth_begin < group.longest; group.depth_begin += plan.depth) {
+        for (group.depth_begin = 0; group.depth_begin == 0 || group.depth_begin < group.longest;
+             group.depth_begin += plan.depth) {
             be.run(group.packs, {&group_type::pack_chunk, &group});
             be.run(group.blocks, {&group_type::block_chunk, &group});
         }
@@ -194,25 +235,28 @@ struct cpu_matmul_service {
         run_planned<A, B, C>(be, set, plan_matmul<Arch>(set.m, set.n, set.k, set.count), no_promotion{}, ws);
     }
     template <class A, class B, class C, class Arch, class E, class ScaleA, class ScaleB>
-    static void run_promoted(cpu<Arch, E> const& be, product_set const& set, promotion<ScaleA, ScaleB> const& scales, keel::workspace ws) {
+    static void run_promoted(cpu<Arch, E> const& be, product_set const& set, promotion<ScaleA, ScaleB> const& scales,
+                             keel::workspace ws) {
         matmul_plan const plan = plan_matmul<Arch>(set.m, set.n, set.k, set.count);
         run_planned<A, B, C>(be, set, plan, scaled_promotion<ScaleA, ScaleB>{scales}, ws);
     }
     /// With a plan of the caller's. A C with adjacent rows is computed as C^T, whose columns are adjacent.
     template <class A, class B, class C, class Arch, class E, class Promotion>
-    static void run_planned(cpu<Arch, E> const& be, product_set const& set, matmul_plan const& plan, Promotion const& promote,
-                            keel::workspace ws) {
+    static void run_planned(cpu<Arch, E> const& be, product_set const& set, matmul_plan const& plan,
+                            Promotion const& promote, keel::workspace ws) {
         bool const turn = set.c.column != 1 && set.c.row == 1 && set.options.form == product_form::full;
+        if (turn)
+            multiply_set<Arch>(chunk_runner::of(be), set.transposed(), plan, functions_for<Arch, B, A, C>(),
+                               promote.transposed(), ws);
+        else
+            multiply_set<Arch>(chunk_runner::of(be), set, plan, functions_for<Arch, A, B, C>(), promote, ws);
+    }
+
+private:
+    template <class Arch, class A, class B, class C> KEEL_FN static tile_functions functions_for() {
         constexpr bool pairs = takes_pairs<A, B>;
-        if (turn) {
-            tile_functions const functions{&pack_strip<Arch, B, pairs>, &pack_strip<Arch, A, pairs>, &finish_tile<Arch, C>,
-                                           &mirror_strip<Arch, C>, pairs};
-            multiply_set<Arch>(be, set.transposed(), plan, functions, promote.transposed(), ws);
-        } else {
-            tile_functions const functions{&pack_strip<Arch, A, pairs>, &pack_strip<Arch, B, pairs>, &finish_tile<Arch, C>,
-                                           &mirror_strip<Arch, C>, pairs};
-            multiply_set<Arch>(be, set, plan, functions, promote, ws);
-        }
+        return {&pack_strip<Arch, A, pairs, tile_rows<Arch>>, &pack_strip<Arch, B, pairs, tile_columns<Arch>>,
+                &finish_tile<Arch, C>, &mirror_strip<Arch, C>, pairs};
     }
 };
 

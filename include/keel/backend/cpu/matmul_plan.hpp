@@ -5,9 +5,6 @@
 //     for each depth-block of k
 //       pack A and B of all pieces        in parallel, by row-blocks and column-blocks
 //       multiply all blocks               in parallel: block_rows x block_columns of C, tile by tile
-//
-// Measured on an Ice Lake Xeon (AVX-512, 48 KB L1, 1.25 MB L2), share of the fma peak at n = 1024:
-//   depth  256: 79%   384: 82%   512: 83%   768: 83%   1024: 82%
 #pragma once
 
 #include <string>
@@ -25,9 +22,10 @@ struct matmul_plan {
     int64_t together = 1;                      ///< products of a batch packed at once
 
     KEEL_FN std::string text() const {
-        return "tile " + std::to_string(tile_rows) + "x" + std::to_string(tile_columns) + ", depth " + std::to_string(depth) +
-               ", block " + std::to_string(block_rows) + "x" + std::to_string(block_columns) + ", outer " +
-               std::to_string(outer_rows) + "x" + std::to_string(outer_columns) + ", together " + std::to_string(together);
+        return "tile " + std::to_string(tile_rows) + "x" + std::to_string(tile_columns) + ", depth " +
+               std::to_string(depth) + ", block " + std::to_string(block_rows) + "x" + std::to_string(block_columns) +
+               ", outer " + std::to_string(outer_rows) + "x" + std::to_string(outer_columns) + ", together " +
+               std::to_string(together);
     }
 };
 
@@ -43,21 +41,26 @@ KEEL_FN constexpr int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
 
 /// Every depth-block but the last is a multiple of this, so bf16 pairs and 128-long scale blocks are never split.
 inline constexpr int64_t depth_unit = 128;
-inline constexpr int64_t largest_depth = 512;
-inline constexpr int64_t largest_outer = 2048;
+inline constexpr int64_t largest_outer = 2112; // whole blocks and tiles of every architecture, and no less than 2048
 inline constexpr int64_t most_pieces = 32;
 /// Room for a tile that juts out, whichever operand it belongs to.
 inline constexpr int64_t tile_margin = 32;
+/// Floats after a packed strip whose last store may write too much: a register less one element, and then aligned.
+inline constexpr int64_t strip_gap = 16;
 
 /// Floats of the packed operands and the partial sums of one group of pieces.
 struct packed_sizes {
     int64_t a, b, partial;
-    KEEL_FN int64_t bytes() const { return workspace_bytes<float>(a) + workspace_bytes<float>(b) + workspace_bytes<float>(partial); }
+    KEEL_FN int64_t bytes() const {
+        return workspace_bytes<float>(a) + workspace_bytes<float>(b) + workspace_bytes<float>(partial);
+    }
 };
 KEEL_FN packed_sizes sizes_of_piece(matmul_plan const& plan, int64_t m, int64_t n, int64_t k) {
-    int64_t const rows = smaller(m, plan.outer_rows) + tile_margin, columns = smaller(n, plan.outer_columns) + tile_margin;
+    int64_t const rows = smaller(m, plan.outer_rows) + tile_margin,
+                  columns = smaller(n, plan.outer_columns) + tile_margin;
     int64_t const depth = round_up(larger(1, smaller(k, plan.depth)), 2);
-    return {rows * depth, columns * depth, k > plan.depth ? rows * columns : 0};
+    int64_t const gaps = 4; // floats a line: strips with a gap have at least 6 lines
+    return {rows * (depth + gaps), columns * (depth + gaps), k > plan.depth ? rows * columns : 0};
 }
 } // namespace detail
 
@@ -67,12 +70,14 @@ template <class Arch> KEEL_FN matmul_plan plan_matmul(int64_t m, int64_t n, int6
     matmul_plan plan;
     plan.tile_rows = tile_rows<Arch>;
     plan.tile_columns = tile_columns<Arch>;
+    // A strip of B of 256 slots stays in the nearest cache; where the partial sums no longer fit the next one, they are
+    // written and read half as often instead.
+    int64_t const largest_depth = m * n <= (int64_t{1} << 19) ? 256 : 512;
     int64_t const depth_blocks = larger(ceil_div(k, largest_depth), 1);
     plan.depth = larger(round_up(ceil_div(k, depth_blocks), depth_unit), depth_unit);
-    plan.block_rows = round_up(96, plan.tile_rows);
-    plan.block_columns = round_up(256, plan.tile_columns);
-    plan.outer_rows = round_up(largest_outer, plan.block_rows);
-    plan.outer_columns = round_up(largest_outer, plan.block_columns);
+    plan.block_rows = round_up(48, plan.tile_rows);
+    plan.block_columns = round_up(512, plan.tile_columns);
+    plan.outer_rows = plan.outer_columns = largest_outer;
     // Small products share one pass: enough of them to fill half a megabyte.
     packed_sizes const one = sizes_of_piece(plan, m, n, k);
     int64_t const fit = (int64_t{1} << 19) / larger(one.bytes(), 1);
@@ -82,8 +87,10 @@ template <class Arch> KEEL_FN matmul_plan plan_matmul(int64_t m, int64_t n, int6
 
 /// Bytes of scratch that a plan needs for products of at most [m, k] by [k, n].
 KEEL_FN int64_t matmul_plan_bytes(matmul_plan const& plan, int64_t m, int64_t n, int64_t k) {
-    detail::packed_sizes const one = detail::sizes_of_piece(plan, m, n, k);
-    return workspace_total(plan.together * one.bytes());
+    // The product may be computed as its transpose.
+    int64_t const bytes =
+        detail::larger(detail::sizes_of_piece(plan, m, n, k).bytes(), detail::sizes_of_piece(plan, n, m, k).bytes());
+    return workspace_total(plan.together * bytes);
 }
 
 } // namespace keel::inline KEEL_ABI

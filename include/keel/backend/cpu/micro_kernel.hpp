@@ -1,31 +1,21 @@
 // The innermost product: a tile of C stays in registers while k runs through one packed strip of A and one of B.
 #pragma once
 
-#include <utility>
-
 #include <keel/backend/cpu/pack.hpp>
 
 namespace keel::inline KEEL_ABI::detail {
 
 /// The register tile of an architecture: `rows` by `vectors` packs. Accumulators, the packs of B and one broadcast of A fill
 /// the registers: 24 + 2 + 1 of 32 for AVX-512, 12 + 2 + 1 of 16 for AVX2 and SSE, 16 + 2 + 1 of 32 for NEON.
-template <class A> struct register_tile {
-    static constexpr int rows = 6, vectors = 2;
-};
-template <> struct register_tile<arch::avx512> {
-    static constexpr int rows = 12, vectors = 2;
-};
+template <class A> struct register_tile { static constexpr int rows = 6, vectors = 2; };
+template <> struct register_tile<arch::avx512> { static constexpr int rows = 12, vectors = 2; };
 template <> struct register_tile<arch::avx512bf16> : register_tile<arch::avx512> {};
-template <> struct register_tile<arch::neon> {
-    static constexpr int rows = 8, vectors = 2;
-};
-template <> struct register_tile<arch::scalar> {
-    static constexpr int rows = 4, vectors = 2;
-};
+template <> struct register_tile<arch::neon> { static constexpr int rows = 8, vectors = 2; };
+template <> struct register_tile<arch::scalar> { static constexpr int rows = 4, vectors = 2; };
 
 template <class A> inline constexpr int tile_rows = register_tile<A>::rows;
-template <class A> inline constexpr int tile_columns = register_tile<A>::vectors * A::width;
-template <class A> inline constexpr int tile_size = tile_rows<A> * tile_columns<A>;
+template <class A> inline constexpr int tile_columns = register_tile<A>::vectors* A::width;
+template <class A> inline constexpr int tile_size = tile_rows<A>* tile_columns<A>;
 
 /// The last tile of a column of tiles has fewer rows; kernels exist for 1, 2, 4, 8 rows and the full tile.
 template <class A> KEEL_FN constexpr int kernel_rows(int64_t count) {
@@ -34,15 +24,8 @@ template <class A> KEEL_FN constexpr int kernel_rows(int64_t count) {
     return rows < tile_rows<A> ? rows : tile_rows<A>;
 }
 
-/// body(0), body(1), ... body(N - 1), each with a constant, so that arrays indexed by it live in registers.
-template <int N, class Body> KEEL_FN void repeat(Body const& body) {
-    [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
-        (body(std::integral_constant<int, I>{}), ...);
-    }(std::make_integer_sequence<int, N>{});
-}
-
 /// tile[i][j] = fma chain over k ascending of a[k][i] * b[k][j], from +0 or from what stands in the tile.
-/// a: `depth` groups of Rows floats. b: `depth` groups of tile_columns floats. tile: rows of tile_columns floats.
+/// a: `depth` slots of tile_rows floats, of which Rows are used. b: `depth` slots of tile_columns floats. tile: rows of tile_columns floats.
 template <class A, int Rows, int Vectors>
 KEEL_FLATTEN void micro_kernel(int64_t depth, float const* a, float const* b, float* tile, bool from_zero) {
     using F = pack<A>;
@@ -58,7 +41,7 @@ KEEL_FLATTEN void micro_kernel(int64_t depth, float const* a, float const* b, fl
             F const left(a[i]);
             repeat<Vectors>([&](auto v) { c[i][v] = fma(left, right[v], c[i][v]); });
         });
-        a += Rows;
+        a += tile_rows<A>;
         b += columns;
     }
     repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { store(tile + i * columns + v * w, c[i][v]); }); });

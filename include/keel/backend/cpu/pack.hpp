@@ -118,12 +118,8 @@ template <class A> struct lane_traits<pack<A>> {
     using mask = mask_pack<A>;
     static constexpr int width = A::width;
 };
-template <class A> struct scalar_of_<bits_pack<A>> {
-    using type = uint32_t;
-};
-template <class A> struct scalar_of_<mask_pack<A>> {
-    using type = bool;
-};
+template <class A> struct scalar_of_<bits_pack<A>> { using type = uint32_t; };
+template <class A> struct scalar_of_<mask_pack<A>> { using type = bool; };
 
 // --- memory: p needs no alignment; the partial forms touch n elements, 0 <= n <= width, and fill with +0 ---------------
 
@@ -136,6 +132,8 @@ template <class U, class W> KEEL_FN U load_words(W const* p) { return U::of(U::m
 template <class U, class W> KEEL_FN U load_words_partial(W const* p, int64_t n) {
     return U::of(U::machine::load_words_partial(p, static_cast<int>(n)));
 }
+/// 4 * width bytes as they stand, e.g. two 16-bit elements a word; p need not be aligned for words.
+template <class U> KEEL_FN U load_bytes(void const* p) { return U::of(U::machine::load_bytes(p)); }
 template <class A> KEEL_FN void store(float* p, pack<A> const& x) { detail::machine<A>::store(p, x.v); }
 template <class A> KEEL_FN void store_partial(float* p, pack<A> const& x, int64_t n) {
     detail::machine<A>::store_partial(p, x.v, static_cast<int>(n));

@@ -37,16 +37,15 @@ struct machine_avx512 : xsimd_machine<xsimd::avx512bw> {
 
     KEEL_FN static f load_partial(float const* p, int n) { return f(_mm512_maskz_loadu_ps(first(n), p)); }
     KEEL_FN static void store_partial(float* p, f const& x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
-    KEEL_FN static u load_words(uint32_t const* p) { return u(_mm512_loadu_si512(p)); }
+    KEEL_FN static u load_bytes(void const* p) { return u(_mm512_loadu_si512(p)); }
+    KEEL_FN static u load_words(uint32_t const* p) { return load_bytes(p); }
     KEEL_FN static u load_words(uint16_t const* p) {
         return u(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<__m256i const*>(p))));
     }
     KEEL_FN static u load_words(uint8_t const* p) {
         return u(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<__m128i const*>(p))));
     }
-    KEEL_FN static u load_words_partial(uint32_t const* p, int n) {
-        return u(_mm512_maskz_loadu_epi32(first(n), p));
-    }
+    KEEL_FN static u load_words_partial(uint32_t const* p, int n) { return u(_mm512_maskz_loadu_epi32(first(n), p)); }
     KEEL_FN static u load_words_partial(uint16_t const* p, int n) {
         return u(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(n), p)));
     }
@@ -81,18 +80,18 @@ struct machine_avx512 : xsimd_machine<xsimd::avx512bw> {
     }
     template <class U> KEEL_FN static void transpose(U (&r)[16]) {
         __m512i t[16]; // 4x4 blocks within 128-bit lanes ...
-        for (int i = 0; i < 16; i += 2) {
-            t[i] = _mm512_unpacklo_epi32(r[i].v, r[i + 1].v);
-            t[i + 1] = _mm512_unpackhi_epi32(r[i].v, r[i + 1].v);
-        }
+        repeat<8>([&](auto i) {
+            t[2 * i] = _mm512_unpacklo_epi32(r[2 * i].v, r[2 * i + 1].v);
+            t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i].v, r[2 * i + 1].v);
+        });
         __m512i q[16]; // q[4h + j]: column j of each lane, rows 4h .. 4h+3
-        for (int i = 0; i < 16; i += 4) {
-            q[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-            q[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-            q[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-            q[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-        }
-        for (int j = 0; j < 4; ++j) { // ... then a 4x4 transpose of whole lanes
+        repeat<4>([&](auto h) {
+            q[4 * h] = _mm512_unpacklo_epi64(t[4 * h], t[4 * h + 2]);
+            q[4 * h + 1] = _mm512_unpackhi_epi64(t[4 * h], t[4 * h + 2]);
+            q[4 * h + 2] = _mm512_unpacklo_epi64(t[4 * h + 1], t[4 * h + 3]);
+            q[4 * h + 3] = _mm512_unpackhi_epi64(t[4 * h + 1], t[4 * h + 3]);
+        });
+        repeat<4>([&](auto j) { // ... then a 4x4 transpose of whole lanes
             __m512i const a = _mm512_shuffle_i32x4(q[j], q[j + 4], 0x88);
             __m512i const b = _mm512_shuffle_i32x4(q[j + 8], q[j + 12], 0x88);
             __m512i const c = _mm512_shuffle_i32x4(q[j], q[j + 4], 0xdd);
@@ -101,10 +100,10 @@ struct machine_avx512 : xsimd_machine<xsimd::avx512bw> {
             r[j + 8].v = u(_mm512_shuffle_i32x4(a, b, 0xdd));
             r[j + 4].v = u(_mm512_shuffle_i32x4(c, d, 0x88));
             r[j + 12].v = u(_mm512_shuffle_i32x4(c, d, 0xdd));
-        }
+        });
     }
 
-  private:
+private:
     KEEL_FN static __mmask16 first(int n) {
         KEEL_ASSERT(0 <= n && n <= 16);
         return static_cast<__mmask16>((1u << n) - 1u);

@@ -7,8 +7,7 @@
 
 namespace keel::inline KEEL_ABI::detail {
 
-template <>
-struct machine<arch::neon> : xsimd_machine<xsimd::neon64>, buffered_partials<machine<arch::neon>, 4> {
+template <> struct machine<arch::neon> : xsimd_machine<xsimd::neon64>, buffered_partials<machine<arch::neon>, 4> {
     KEEL_FN static m set_mask(bool x) { return m(vdupq_n_u32(x ? 0xffffffffu : 0u)); }
     KEEL_FN static f div(f const& a, f const& b) { return f(vdivq_f32(a, b)); }
     KEEL_FN static f sqrt(f const& a) { return f(vsqrtq_f32(a)); }
@@ -17,8 +16,10 @@ struct machine<arch::neon> : xsimd_machine<xsimd::neon64>, buffered_partials<mac
     KEEL_FN static f as_float(u const& a) { return f(vreinterpretq_f32_u32(a)); }
     template <int K> KEEL_FN static u shl(u const& a) { return u(vshlq_n_u32(a, K)); }
     template <int K> KEEL_FN static u shr(u const& a) {
-        if constexpr (K == 0) return a; // the instruction takes 1 .. 32
-        else return u(vshrq_n_u32(a, K));
+        if constexpr (K == 0)
+            return a; // the instruction takes 1 .. 32
+        else
+            return u(vshrq_n_u32(a, K));
     }
     KEEL_FN static u shr_by(u const& a, u const& k) {
         // A left shift by a negative count, of which the instruction reads the low byte only.
@@ -36,6 +37,9 @@ struct machine<arch::neon> : xsimd_machine<xsimd::neon64>, buffered_partials<mac
     KEEL_FN static u select(m const& c, u const& a, u const& b) { return u(vbslq_u32(c, a, b)); }
     KEEL_FN static f select(m const& c, f const& a, f const& b) { return f(vbslq_f32(c, a, b)); }
 
+    KEEL_FN static u load_bytes(void const* p) {
+        return u(vreinterpretq_u32_u8(vld1q_u8(static_cast<uint8_t const*>(p))));
+    }
     KEEL_FN static u load_words(uint32_t const* p) { return u(vld1q_u32(p)); }
     KEEL_FN static u load_words(uint16_t const* p) { return u(vmovl_u16(vld1_u16(p))); }
     KEEL_FN static u load_words(uint8_t const* p) {

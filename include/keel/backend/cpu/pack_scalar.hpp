@@ -2,6 +2,8 @@
 // Here the one without registers, and what the others share: short copies and the part that xsimd covers.
 #pragma once
 
+#include <utility>
+
 #include <xsimd/xsimd.hpp>
 
 #include <keel/backend/cpu/arch.hpp>
@@ -11,6 +13,14 @@ namespace keel::inline KEEL_ABI::detail {
 
 /// f, u, m: registers of floats, of words and of truth values.
 template <class A> struct machine;
+
+/// body(0), body(1), ... body(N - 1), each with a constant, so that arrays indexed by it live in registers.
+template <int N, class Body> KEEL_FN void repeat(Body const& body) {
+    [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+        (body(std::integral_constant<int, I>{}), ...);
+    }
+    (std::make_integer_sequence<int, N>{});
+}
 
 /// Copies n < 2*Piece elements, in pieces of powers of two instead of a call to memcpy.
 template <int Piece, class T> KEEL_FN void copy_short(T* to, T const* from, int n) {
@@ -83,6 +93,11 @@ template <> struct machine<arch::scalar> : buffered_partials<machine<arch::scala
     KEEL_FN static f load(float const* p) { return *p; }
     KEEL_FN static void store(float* p, f x) { *p = x; }
     template <class T> KEEL_FN static u load_words(T const* p) { return *p; }
+    KEEL_FN static u load_bytes(void const* p) {
+        u word;
+        __builtin_memcpy(&word, p, sizeof word);
+        return word;
+    }
     template <class T> KEEL_FN static void store_words(T* p, u x) { *p = static_cast<T>(x); }
     KEEL_FN static float tree_sum(f a) { return a; }
     KEEL_FN static uint32_t max_word(u a) { return a; }

@@ -55,8 +55,7 @@ KEEL_FN __m128d fma_rounded_to_odd(__m128d a, __m128d b, __m128d c) {
 }
 #endif
 
-template <class A>
-struct machine_sse : xsimd_machine<typename A::xsimd_arch>, buffered_partials<machine_sse<A>, 4> {
+template <class A> struct machine_sse : xsimd_machine<typename A::xsimd_arch>, buffered_partials<machine_sse<A>, 4> {
     using base = xsimd_machine<typename A::xsimd_arch>;
     using typename base::f;
     using typename base::m;
@@ -111,9 +110,8 @@ struct machine_sse : xsimd_machine<typename A::xsimd_arch>, buffered_partials<ma
 #endif
     KEEL_FN static f select(m const& c, f const& a, f const& b) { return as_float(select(c, bits(a), bits(b))); }
 
-    KEEL_FN static u load_words(uint32_t const* p) {
-        return u(_mm_loadu_si128(reinterpret_cast<__m128i const*>(p)));
-    }
+    KEEL_FN static u load_bytes(void const* p) { return u(_mm_loadu_si128(static_cast<__m128i const*>(p))); }
+    KEEL_FN static u load_words(uint32_t const* p) { return load_bytes(p); }
     KEEL_FN static u load_words(uint16_t const* p) { return u(_mm_unpacklo_epi16(load_four(p), _mm_setzero_si128())); }
     KEEL_FN static u load_words(uint8_t const* p) {
         __m128i const zero = _mm_setzero_si128();
@@ -147,7 +145,7 @@ struct machine_sse : xsimd_machine<typename A::xsimd_arch>, buffered_partials<ma
         r[3].v = u(_mm_unpackhi_epi64(t1, t3));
     }
 
-  private:
+private:
     KEEL_FN static __m128i flip(__m128i a) { return _mm_xor_si128(a, _mm_set1_epi32(static_cast<int>(sign_bit))); }
     template <int K> KEEL_FN static u shift_where(u const& a, u const& k) {
         u const bit(static_cast<uint32_t>(K));
@@ -174,8 +172,7 @@ KEEL_FN uint32_t sum_words_256(__m256i a) {
     return sum_words_128(_mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
 }
 
-template <>
-struct machine<arch::avx2> : xsimd_machine<xsimd::avx2>, buffered_partials<machine<arch::avx2>, 8> {
+template <> struct machine<arch::avx2> : xsimd_machine<xsimd::avx2>, buffered_partials<machine<arch::avx2>, 8> {
     KEEL_FN static m set_mask(bool x) { return m(_mm256_set1_epi32(x ? -1 : 0)); }
     KEEL_FN static f div(f const& a, f const& b) { return f(_mm256_div_ps(a, b)); }
     KEEL_FN static f sqrt(f const& a) { return f(_mm256_sqrt_ps(a)); }
@@ -197,18 +194,15 @@ struct machine<arch::avx2> : xsimd_machine<xsimd::avx2>, buffered_partials<machi
     KEEL_FN static u select(m const& c, u const& a, u const& b) { return u(_mm256_blendv_epi8(b, a, c)); }
     KEEL_FN static f select(m const& c, f const& a, f const& b) { return as_float(select(c, bits(a), bits(b))); }
 
-    KEEL_FN static u load_words(uint32_t const* p) {
-        return u(_mm256_loadu_si256(reinterpret_cast<__m256i const*>(p)));
-    }
+    KEEL_FN static u load_bytes(void const* p) { return u(_mm256_loadu_si256(static_cast<__m256i const*>(p))); }
+    KEEL_FN static u load_words(uint32_t const* p) { return load_bytes(p); }
     KEEL_FN static u load_words(uint16_t const* p) {
         return u(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<__m128i const*>(p))));
     }
     KEEL_FN static u load_words(uint8_t const* p) {
         return u(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<__m128i const*>(p))));
     }
-    KEEL_FN static void store_words(uint32_t* p, u const& x) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x);
-    }
+    KEEL_FN static void store_words(uint32_t* p, u const& x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
     KEEL_FN static void store_words(uint16_t* p, u const& x) { store_low<16>(p, narrow(x, 0xffff)); }
     KEEL_FN static void store_words(uint8_t* p, u const& x) {
         __m128i const words = narrow(x, 0xff);
@@ -220,24 +214,24 @@ struct machine<arch::avx2> : xsimd_machine<xsimd::avx2>, buffered_partials<machi
     KEEL_FN static uint32_t sum_words(u const& a) { return sum_words_256(a); }
     template <class U> KEEL_FN static void transpose(U (&r)[8]) {
         __m256i t[8];
-        for (int i = 0; i < 8; i += 2) {
-            t[i] = _mm256_unpacklo_epi32(r[i].v, r[i + 1].v);
-            t[i + 1] = _mm256_unpackhi_epi32(r[i].v, r[i + 1].v);
-        }
+        repeat<4>([&](auto i) {
+            t[2 * i] = _mm256_unpacklo_epi32(r[2 * i].v, r[2 * i + 1].v);
+            t[2 * i + 1] = _mm256_unpackhi_epi32(r[2 * i].v, r[2 * i + 1].v);
+        });
         __m256i q[8]; // q[4h + j]: column j of both halves, rows 4h .. 4h+3
-        for (int i = 0; i < 8; i += 4) {
-            q[i] = _mm256_unpacklo_epi64(t[i], t[i + 2]);
-            q[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
-            q[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]);
-            q[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
-        }
-        for (int j = 0; j < 4; ++j) {
+        repeat<2>([&](auto h) {
+            q[4 * h] = _mm256_unpacklo_epi64(t[4 * h], t[4 * h + 2]);
+            q[4 * h + 1] = _mm256_unpackhi_epi64(t[4 * h], t[4 * h + 2]);
+            q[4 * h + 2] = _mm256_unpacklo_epi64(t[4 * h + 1], t[4 * h + 3]);
+            q[4 * h + 3] = _mm256_unpackhi_epi64(t[4 * h + 1], t[4 * h + 3]);
+        });
+        repeat<4>([&](auto j) {
             r[j].v = u(_mm256_permute2x128_si256(q[j], q[j + 4], 0x20));
             r[j + 4].v = u(_mm256_permute2x128_si256(q[j], q[j + 4], 0x31));
-        }
+        });
     }
 
-  private:
+private:
     /// The lanes, masked to 16 bits or less, side by side.
     KEEL_FN static __m128i narrow(__m256i x, int mask) {
         __m256i const low = _mm256_and_si256(x, _mm256_set1_epi32(mask));

@@ -12,8 +12,8 @@ struct tile_position {
     int64_t item, row, column, rows, columns;
 };
 
-using finish_function = void (*)(float const* tile, int64_t rows, int64_t columns, void* c, int64_t row_stride, int64_t column_stride,
-                                 float alpha, float beta);
+using finish_function = void (*)(float const* tile, int64_t rows, int64_t columns, void* c, int64_t row_stride,
+                                 int64_t column_stride, float alpha, float beta);
 using mirror_function = void (*)(void* c, int64_t row_stride, int64_t column_stride, int64_t n, int64_t first_row);
 
 /// The functions of a product that know its formats; all else is compiled once an architecture.
@@ -27,9 +27,8 @@ struct tile_functions {
 /// The plain sum: the chain goes on in the tile.
 struct no_promotion {
     KEEL_FN no_promotion transposed() const { return {}; }
-    template <class Arch>
-    KEEL_FN void accumulate(tile_position const& at, int64_t, int64_t slots, float const* a, float const* b, float* tile,
-                            bool first) const {
+    template <class Arch> KEEL_FN void accumulate(tile_position const& at, int64_t, int64_t slots, float const* a,
+                                                  float const* b, float* tile, bool first) const {
         find_micro_kernel<Arch>(kernel_rows<Arch>(at.rows), at.columns)(slots, a, b, tile, first);
     }
 };
@@ -38,11 +37,12 @@ struct no_promotion {
 template <class ScaleA, class ScaleB> struct scaled_promotion {
     promotion<ScaleA, ScaleB> scales;
 
-    KEEL_FN scaled_promotion<ScaleB, ScaleA> transposed() const { return {{scales.length, scales.scale_b, scales.scale_a}}; }
+    KEEL_FN scaled_promotion<ScaleB, ScaleA> transposed() const {
+        return {{scales.length, scales.scale_b, scales.scale_a}};
+    }
 
-    template <class Arch>
-    void accumulate(tile_position const& at, int64_t depth_begin, int64_t slots, float const* a, float const* b, float* tile,
-                    bool first) const {
+    template <class Arch> void accumulate(tile_position const& at, int64_t depth_begin, int64_t slots, float const* a,
+                                          float const* b, float* tile, bool first) const {
         using F = pack<Arch>;
         constexpr int w = Arch::width, width = tile_columns<Arch>;
         alignas(64) float block_sum[std::size_t{tile_size<Arch>}];
@@ -53,13 +53,15 @@ template <class ScaleA, class ScaleB> struct scaled_promotion {
             for (int64_t i = 0; i < tile_size<Arch>; ++i) tile[i] = 0.0f;
         for (int64_t begin = 0; begin < slots; begin += scales.length) {
             int64_t const block = (depth_begin + begin) / scales.length;
-            kernel(smaller(scales.length, slots - begin), a + begin * rows, b + begin * width, &block_sum[0], true);
+            kernel(smaller(scales.length, slots - begin), a + begin * tile_rows<Arch>, b + begin * width, &block_sum[0],
+                   true);
             for (int64_t j = 0; j < at.columns; ++j) right[j] = scales.scale_b(at.item, at.column + j, block);
             for (int64_t i = 0; i < at.rows; ++i) {
                 F const left(scales.scale_a(at.item, at.row + i, block));
                 for (int64_t j = 0; j < width; j += w) {
                     float* const total = tile + i * width + j;
-                    store(total, fma(load<F>(&block_sum[i * width + j]), mul(left, load<F>(&right[j])), load<F>(total)));
+                    store(total,
+                          fma(load<F>(&block_sum[i * width + j]), mul(left, load<F>(&right[j])), load<F>(total)));
                 }
             }
         }
@@ -67,70 +69,101 @@ template <class ScaleA, class ScaleB> struct scaled_promotion {
 };
 
 template <class C, class F> KEEL_FN void store_encoded(C* p, F const& v) {
-    if constexpr (std::is_same_v<C, float>) store(p, canonical(v));
-    else store_words(&p->bits, encode_words<C>(v));
+    if constexpr (std::is_same_v<C, float>)
+        store(p, canonical(v));
+    else
+        store_words(&p->bits, encode_words<C>(v));
 }
 template <class C, class F> KEEL_FN void store_encoded_partial(C* p, F const& v, int64_t n) {
-    if constexpr (std::is_same_v<C, float>) store_partial(p, canonical(v), n);
-    else store_words_partial(&p->bits, encode_words<C>(v), n);
+    if constexpr (std::is_same_v<C, float>)
+        store_partial(p, canonical(v), n);
+    else
+        store_words_partial(&p->bits, encode_words<C>(v), n);
 }
 
 /// C = alpha * tile, or fma(alpha, tile, beta * C); one rounding into C's format, one NaN.
-template <class A, class C>
-KEEL_FLATTEN void finish_tile(float const* tile, int64_t rows, int64_t columns, void* c, int64_t row_stride, int64_t column_stride,
-                              float alpha, float beta) {
+template <class A, class C> KEEL_FLATTEN void finish_tile(float const* tile, int64_t rows, int64_t columns, void* c,
+                                                          int64_t row_stride, int64_t column_stride, float alpha,
+                                                          float beta) {
     using F = pack<A>;
     constexpr int w = A::width, width = tile_columns<A>;
-    bool const reads = (bits(beta) & magnitude_mask) != 0;
-    auto const last_step = [&](F const& acc, auto const& old) { return reads ? fma(F(alpha), acc, mul(F(beta), old())) : mul(F(alpha), acc); };
-    for (int64_t i = 0; i < rows; ++i) {
-        C* const row = static_cast<C*>(c) + i * row_stride;
-        float const* const sums = tile + i * width;
-        if (column_stride == 1) {
-            int64_t j = 0;
-            for (; j + w <= columns; j += w)
-                store_encoded(row + j, last_step(load<F>(sums + j), [&] { return load_decoded<F>(row + j); }));
-            if (int64_t const left = columns - j; left > 0)
-                store_encoded_partial(row + j, last_step(load<F>(sums + j), [&] { return load_decoded_partial<F>(row + j, left); }), left);
-        } else {
-            for (int64_t j = 0; j < columns; ++j) {
-                C* const p = row + j * column_stride;
-                store_encoded_partial(p, last_step(F(sums[j]), [&] { return load_decoded_partial<F>(p, 1); }), 1);
+    F const scale(alpha), keep(beta);
+    auto const each_row = [&](auto const& last_step) {
+        for (int64_t i = 0; i < rows; ++i) {
+            C* const row = static_cast<C*>(c) + i * row_stride;
+            float const* const sums = tile + i * width;
+            if (column_stride == 1 && columns == width) {
+                repeat<width / w>([&](auto v) {
+                    store_encoded(row + v * w,
+                                  last_step(load<F>(sums + v * w), [&] { return load_decoded<F>(row + v * w); }));
+                });
+            } else if (column_stride == 1) {
+                for (int64_t j = 0; j < columns; j += w) {
+                    int64_t const left = smaller(columns - j, w);
+                    store_encoded_partial(
+                        row + j, last_step(load<F>(sums + j), [&] { return load_decoded_partial<F>(row + j, left); }),
+                        left);
+                }
+            } else {
+                for (int64_t j = 0; j < columns; ++j) {
+                    C* const p = row + j * column_stride;
+                    store_encoded_partial(p, last_step(F(sums[j]), [&] { return load_decoded_partial<F>(p, 1); }), 1);
+                }
             }
         }
-    }
+    };
+    if ((bits(beta) & magnitude_mask) == 0)
+        each_row([&](F const& acc, auto const&) { return mul(scale, acc); });
+    else
+        each_row([&](F const& acc, auto const& old) { return fma(scale, acc, mul(keep, old())); });
 }
 
 /// Stored elements as words, and back.
 template <class U, class C> KEEL_FN U load_code(C const* p) {
-    if constexpr (std::is_same_v<C, float>) return bits(load<pack<typename U::arch>>(p));
-    else return load_words<U>(&p->bits);
+    if constexpr (std::is_same_v<C, float>)
+        return bits(load<pack<typename U::arch>>(p));
+    else
+        return load_words<U>(&p->bits);
 }
 template <class U, class C> KEEL_FN void store_code(C* p, U const& code) {
-    if constexpr (std::is_same_v<C, float>) store(p, as_float(code));
-    else store_words(&p->bits, code);
+    if constexpr (std::is_same_v<C, float>)
+        store(p, as_float(code));
+    else
+        store_words(&p->bits, code);
 }
 
 inline constexpr int64_t mirror_rows = 32;
 
-/// Rows [first_row, first_row + mirror_rows) of the lower triangle, copied to the columns above.
+/// Rows [first_row, first_row + mirror_rows) of the lower triangle, copied to the columns above: W x W blocks through registers,
+/// the last rows and strided matrices one by one.
 template <class A, class C>
 KEEL_FLATTEN void mirror_strip(void* c, int64_t row_stride, int64_t column_stride, int64_t n, int64_t first_row) {
     using U = bits_of<pack<A>>;
     constexpr int w = A::width;
     static_assert(mirror_rows % w == 0);
-    auto const at = [&](int64_t i, int64_t j) { return static_cast<C*>(c) + i * row_stride + j * column_stride; };
+    C* const data = static_cast<C*>(c);
     for (int64_t row = first_row; row < smaller(first_row + mirror_rows, n); row += w) {
-        int64_t column = 0;
-        if (column_stride == 1 && row + w <= n && w > 1)
-            for (; column + w <= row; column += w) {
-                U block[std::size_t{w}];
-                for (int64_t i = 0; i < w; ++i) block[i] = load_code<U>(at(row + i, column));
-                transpose(block);
-                for (int64_t i = 0; i < w; ++i) store_code(at(column + i, row), block[i]);
+        if (column_stride != 1 || row + w > n) {
+            for (int64_t i = row; i < smaller(row + w, n); ++i)
+                for (int64_t j = 0; j < i; ++j)
+                    data[j * row_stride + i * column_stride] = data[i * row_stride + j * column_stride];
+            continue;
+        }
+        for (int64_t column = 0; column <= row; column += w) {
+            C const* const from = data + row * row_stride + column;
+            C* const to = data + column * row_stride + row;
+            U block[std::size_t{w}], old[std::size_t{w}];
+            repeat<w>([&](auto i) { old[i] = block[i] = load_code<U>(from + i * row_stride); });
+            transpose(block);
+            if (column < row) {
+                repeat<w>([&](auto i) { store_code(to + i * row_stride, block[i]); });
+            } else { // the diagonal: row i keeps what is left of it
+                repeat<w>([&](auto i) {
+                    auto const above = gt(iota<U>(), U(static_cast<uint32_t>(i())));
+                    store_code(to + i * row_stride, select(above, block[i], old[i]));
+                });
             }
-        for (int64_t i = row; i < smaller(row + w, n); ++i)
-            for (int64_t j = column; j < i; ++j) *at(j, i) = *at(i, j);
+        }
     }
 }
 

@@ -1,0 +1,441 @@
+// The matrix service: the bits are those of the plain chain over k, on every backend, for every plan, stride and batching.
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/backends.hpp"
+#include "support/catch.hpp"
+#include "support/data.hpp"
+
+#include <keel/backend/cpu/matmul.hpp>
+#include <keel/backend/matmul.hpp>
+#include <keel/backend/reference_matmul.hpp>
+#include <keel/core/detail/exact_fma.hpp>
+#include <keel/format/f16.hpp>
+#include <keel/format/fp8.hpp>
+
+namespace {
+
+using namespace keel;
+using keel_test::data_kind;
+using keel_test::floats;
+using keel_test::guarded_matrix;
+using keel_test::scratch;
+
+struct shape {
+    int64_t m, n, k;
+};
+
+// Empty, single, primes, tile edges of every architecture (12x32, 6x16, 6x8, 8x8, 4x2) with one more and one less, several
+// depth-blocks, several row- and column-blocks.
+constexpr shape edge_shapes[] = {{0, 5, 3},    {5, 0, 3},    {3, 4, 0},     {1, 1, 1},     {1, 17, 5},
+                                 {17, 1, 5},   {2, 3, 1},    {7, 11, 13},   {12, 32, 8},   {13, 33, 2},
+                                 {11, 31, 9},  {6, 16, 17},  {24, 64, 127}, {25, 65, 129}, {97, 41, 31},
+                                 {8, 300, 16}, {200, 9, 40}, {31, 37, 513}, {14, 45, 1100}};
+
+enum class layout { plain, turned, spread };
+constexpr layout layouts[] = {layout::plain, layout::turned, layout::spread};
+
+/// A matrix whose view is row-major, column-major, or with gaps in both dimensions.
+template <class T> class laid_out {
+public:
+    laid_out(int64_t rows, int64_t columns, layout how, std::vector<float> const& values)
+        : rows_(rows), columns_(columns), how_(how),
+          memory_(how == layout::plain    ? guarded_matrix<T>(rows, columns, 3)
+                  : how == layout::turned ? guarded_matrix<T>(columns, rows, 5)
+                                          : guarded_matrix<T>(rows, 2 * columns, 1)) {
+        for (int64_t i = 0; i < rows; ++i)
+            for (int64_t j = 0; j < columns; ++j)
+                view()(i, j) = keel_test::to_format<T>(values[static_cast<std::size_t>(i * columns + j)]);
+    }
+    keel::view<T, 2> view() {
+        keel::view<T, 2> const v = memory_.view();
+        if (how_ == layout::turned) return transposed(v);
+        if (how_ == layout::spread) return {v.data, {rows_, columns_}, {v.stride[0], 2}};
+        return v;
+    }
+    bool untouched() const { return memory_.untouched(); }
+
+private:
+    int64_t rows_, columns_;
+    layout how_;
+    guarded_matrix<T> memory_;
+};
+
+template <class T> int64_t differences(view<T, 2> got, view<T, 2> want) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < want.extent[0]; ++i)
+        for (int64_t j = 0; j < want.extent[1]; ++j) count += std::memcmp(got.at(i, j), want.at(i, j), sizeof(T)) != 0;
+    return count;
+}
+
+/// The chain in the test's own words, with the emulated fma: nothing of the library's kernels or reference.
+float chain_of(std::vector<std::pair<float, float>> factors, bool pairs) {
+    if (pairs) {
+        if (factors.size() % 2 != 0) factors.emplace_back(0.0f, 0.0f);
+        for (std::size_t p = 0; p < factors.size(); p += 2) std::swap(factors[p], factors[p + 1]);
+    }
+    float acc = 0.0f;
+    for (auto const& [x, y] : factors) acc = keel::detail::exact_fma(x, y, acc);
+    return acc;
+}
+template <class A, class B> float chain_of(guarded_matrix<A> const& a, guarded_matrix<B> const& b, int64_t i, int64_t j,
+                                           int64_t first, int64_t last) {
+    std::vector<std::pair<float, float>> factors;
+    for (int64_t p = first; p < last; ++p)
+        factors.emplace_back(static_cast<float>(a.at(i, p)), static_cast<float>(b.at(p, j)));
+    return chain_of(factors, std::is_same_v<A, bf16> && std::is_same_v<B, bf16>);
+}
+
+/// Every CPU backend against the reference backend, for one problem.
+template <class A, class B, class C>
+void check_all_backends(shape s, data_kind kind, layout how_a, layout how_b, layout how_c, matmul_options options) {
+    CAPTURE(s.m, s.n, s.k, keel_test::name_of(kind), static_cast<int>(how_a), static_cast<int>(how_b),
+            static_cast<int>(how_c), options.alpha, options.beta);
+    laid_out<A> a(s.m, s.k, how_a, floats(kind, s.m * s.k, 1));
+    laid_out<B> b(s.k, s.n, how_b, floats(kind, s.k * s.n, 2));
+    auto const old = floats(data_kind::normal, s.m * s.n, 3);
+    laid_out<C> want(s.m, s.n, layout::plain, old);
+    REQUIRE(matmul(reference{}, a.view(), b.view(), want.view(), options).ok());
+    keel_test::for_each_cpu([&](std::string const& name, auto const& be) {
+        CAPTURE(name);
+        laid_out<C> c(s.m, s.n, how_c, old);
+        scratch ws(matmul_workspace(be, s.m, s.n, s.k));
+        CHECK(matmul(be, a.view(), b.view(), c.view(), options, ws.get()).ok());
+        CHECK(differences(c.view(), want.view()) == 0);
+        CHECK(c.untouched());
+    });
+}
+
+} // namespace
+
+TEMPLATE_TEST_CASE("the reference is the chain over k that the contract states", "", float, bf16, e4m3) {
+    using T = TestType;
+    matmul_options const options{.alpha = 0.7f, .beta = -1.3f};
+    for (shape s : edge_shapes) {
+        if (s.m * s.n * s.k > 40000) continue; // the oracle is slow, and larger shapes take the same path
+        CAPTURE(s.m, s.n, s.k);
+        guarded_matrix<T> a(s.m, s.k, 1, floats(data_kind::normal, s.m * s.k, 1));
+        guarded_matrix<T> b(s.k, s.n, 2, floats(data_kind::normal, s.k * s.n, 2));
+        guarded_matrix<float> c(s.m, s.n, 3, floats(data_kind::normal, s.m * s.n, 3)), old = c;
+        REQUIRE(matmul(reference{}, a.view(), b.view(), c.view(), options).ok());
+        int64_t wrong = 0;
+        for (int64_t i = 0; i < s.m; ++i)
+            for (int64_t j = 0; j < s.n; ++j) {
+                float const acc = chain_of(a, b, i, j, 0, s.k);
+                wrong += bits(c.get(i, j)) !=
+                         bits(keel::detail::exact_fma(options.alpha, acc, options.beta * old.get(i, j)));
+            }
+        CHECK(wrong == 0);
+        CHECK(c.untouched());
+    }
+}
+
+TEST_CASE("the sum is within the error bound of a chain, measured in double") {
+    // |error| <= k * u * sum|a b| with u = 2^-24: the standard bound of k roundings (Higham 2002, eq. 3.5, first order; the
+    // second-order term is below 1e-4 of it here).
+    shape const s{50, 70, 900};
+    guarded_matrix<float> a(s.m, s.k, 0, floats(data_kind::mixed_scales, s.m * s.k, 1));
+    guarded_matrix<float> b(s.k, s.n, 0, floats(data_kind::mixed_scales, s.k * s.n, 2));
+    guarded_matrix<float> c(s.m, s.n, 0);
+    cpu<> const be;
+    scratch ws(matmul_workspace(be, s.m, s.n, s.k));
+    REQUIRE(matmul(be, a.view(), b.view(), c.view(), {}, ws.get()).ok());
+    double worst = 0;
+    for (int64_t i = 0; i < s.m; ++i)
+        for (int64_t j = 0; j < s.n; ++j) {
+            double sum = 0, size = 0;
+            for (int64_t p = 0; p < s.k; ++p) sum += a.at(i, p) * b.at(p, j), size += std::abs(a.at(i, p) * b.at(p, j));
+            worst = std::max(worst, std::abs(c.at(i, j) - sum) / (static_cast<double>(s.k) * 0x1p-24 * size));
+        }
+    CHECK(worst <= 1.0);
+    CHECK(worst > 0.0);
+}
+
+TEST_CASE("every backend has the reference's bits: shapes and strides") {
+    int turn = 0;
+    for (shape s : edge_shapes)
+        for (int repeat = 0; repeat < 3; ++repeat, ++turn) { // all layouts and step kinds come round
+            layout const x = layouts[turn % 3], y = layouts[turn / 3 % 3], z = layouts[turn / 2 % 3];
+            matmul_options const options{.alpha = turn % 4 == 0 ? 1.0f : 0.3f, .beta = turn % 5 < 2 ? 0.0f : 0.9f};
+            check_all_backends<float, float, float>(s, data_kind::normal, x, y, z, options);
+            check_all_backends<bf16, bf16, bf16>(s, data_kind::normal, y, z, x, options);
+        }
+}
+
+TEST_CASE("every backend has the reference's bits: formats") {
+    for (shape s : {shape{1, 1, 7}, shape{13, 35, 67}, shape{26, 17, 140}})
+        for (layout x : layouts) {
+            matmul_options const options{.alpha = 1.1f, .beta = 0.5f};
+            check_all_backends<bf16, bf16, float>(s, data_kind::normal, x, x, layout::plain, options);
+            check_all_backends<float, bf16, float>(s, data_kind::normal, x, x, layout::plain, options);
+            check_all_backends<f16, f16, f16>(s, data_kind::normal, x, layout::turned, layout::plain, options);
+            check_all_backends<e4m3, e5m2, bf16>(s, data_kind::normal, x, layout::plain, layout::turned, options);
+        }
+}
+
+TEST_CASE("every backend has the reference's bits: NaN, Inf, subnormals, overflow") {
+    for (data_kind kind : keel_test::all_kinds) {
+        check_all_backends<float, float, float>({13, 35, 40}, kind, layout::plain, layout::turned, layout::plain,
+                                                {.alpha = 2.0f, .beta = 1.0f});
+        check_all_backends<float, float, bf16>({13, 35, 40}, kind, layout::turned, layout::plain, layout::plain, {});
+        check_all_backends<bf16, bf16, float>({13, 35, 41}, kind, layout::plain, layout::plain, layout::plain, {});
+    }
+}
+
+TEST_CASE("a plan changes no bit") {
+    shape const s{75, 110, 517};
+    cpu<> const be;
+    using service = keel::detail::cpu_matmul_service;
+    matmul_plan const usual = plan_matmul<native_arch>(s.m, s.n, s.k);
+    guarded_matrix<bf16> a(s.m, s.k, 0, floats(data_kind::normal, s.m * s.k, 1)),
+        b(s.k, s.n, 0, floats(data_kind::normal, s.k * s.n, 2));
+    guarded_matrix<float> want(s.m, s.n, 0);
+    REQUIRE(matmul(reference{}, a.view(), b.view(), want.view(), {}).ok());
+    for (int64_t depth : {128, 256, 384, 640})
+        for (int64_t rows : {1, 3, 100})
+            for (int64_t outer : {1, 2, 50}) {
+                matmul_plan plan = usual;
+                plan.depth = depth;
+                plan.block_rows = rows * plan.tile_rows, plan.block_columns = plan.tile_columns;
+                plan.outer_rows = outer * plan.block_rows, plan.outer_columns = outer * plan.block_columns;
+                CAPTURE(plan.text());
+                guarded_matrix<float> c(s.m, s.n, 0);
+                scratch ws(matmul_plan_bytes(plan, s.m, s.n, s.k));
+                product_set const set{layout_of(a.view()), layout_of(b.view()), layout_of(c.view()), 1, s.m, s.n, s.k};
+                service::run_planned<bf16, bf16, float>(be, set, plan, keel::detail::no_promotion{}, ws.get());
+                CHECK(differences(c.view(), want.view()) == 0);
+            }
+    CHECK(plan_matmul<native_arch>(300, 200, 100).text() == plan_matmul<native_arch>(300, 200, 100).text());
+}
+
+TEST_CASE("shapes larger than the outer blocks") {
+    for (shape s : {shape{2200, 40, 20}, shape{30, 2300, 20}, shape{2130, 2140, 3}})
+        for (layout how : {layout::plain, layout::turned})
+            check_all_backends<float, float, float>(s, data_kind::normal, layout::plain, layout::plain, how, {});
+}
+
+TEST_CASE("with beta = 0 the old C is not read, and -0 counts as 0") {
+    shape const s{13, 35, 20};
+    float const nan = std::numeric_limits<float>::quiet_NaN();
+    guarded_matrix<float> a(s.m, s.k, 0, floats(data_kind::normal, s.m * s.k, 1)),
+        b(s.k, s.n, 0, floats(data_kind::normal, s.k * s.n, 2));
+    for (float beta : {0.0f, -0.0f})
+        keel_test::for_each_backend([&](std::string const& name, auto const& be) {
+            CAPTURE(name, beta);
+            guarded_matrix<float> c(s.m, s.n, 0, std::vector<float>(static_cast<std::size_t>(s.m * s.n), nan));
+            scratch ws(matmul_workspace(be, s.m, s.n, s.k));
+            REQUIRE(matmul(be, a.view(), b.view(), c.view(), {.beta = beta}, ws.get()).ok());
+            for (int64_t i = 0; i < s.m; ++i)
+                for (int64_t j = 0; j < s.n; ++j) CHECK_FALSE(std::isnan(c.get(i, j)));
+        });
+}
+
+TEMPLATE_TEST_CASE("the symmetric form computes the lower triangle and mirrors it", "", float, bf16) {
+    using T = TestType;
+    for (int64_t n : {0, 1, 2, 15, 16, 17, 33, 64, 100, 131})
+        for (layout how : layouts) {
+            int64_t const k = 37;
+            CAPTURE(n, static_cast<int>(how));
+            laid_out<T> x(n, k, layout::plain, floats(data_kind::normal, n * k, 1));
+            laid_out<T> y(k, n, layout::plain,
+                          floats(data_kind::normal, n * k, 2)); // x * y is not symmetric: the contract shows
+            auto const old = floats(data_kind::normal, n * n, 3);
+            laid_out<T> full(n, n, layout::plain, old), want(n, n, layout::plain, old);
+            matmul_options options{.alpha = 0.5f, .beta = 0.25f};
+            REQUIRE(matmul(reference{}, x.view(), y.view(), full.view(), options).ok());
+            options.form = product_form::symmetric;
+            REQUIRE(matmul(reference{}, x.view(), y.view(), want.view(), options).ok());
+            int64_t wrong = 0;
+            for (int64_t i = 0; i < n; ++i)
+                for (int64_t j = 0; j < n; ++j)
+                    wrong += std::memcmp(want.view().at(i, j), full.view().at(i >= j ? i : j, i >= j ? j : i),
+                                         sizeof(T)) != 0;
+            CHECK(wrong == 0);
+            keel_test::for_each_cpu([&](std::string const& name, auto const& be) {
+                CAPTURE(name);
+                laid_out<T> c(n, n, how, old);
+                scratch ws(matmul_workspace(be, n, n, k));
+                CHECK(matmul(be, x.view(), y.view(), c.view(), options, ws.get()).ok());
+                CHECK(differences(c.view(), want.view()) == 0);
+                CHECK(c.untouched());
+            });
+        }
+}
+
+TEST_CASE("A * A^T is symmetric by itself") {
+    int64_t const n = 67, k = 129;
+    guarded_matrix<bf16> a(n, k, 0, floats(data_kind::normal, n * k, 1));
+    guarded_matrix<float> full(n, n, 0), half(n, n, 0);
+    cpu<> const be;
+    scratch ws(matmul_workspace(be, n, n, k));
+    REQUIRE(matmul(be, a.view(), transposed(a.view()), full.view(), {}, ws.get()).ok());
+    REQUIRE(matmul(be, a.view(), transposed(a.view()), half.view(), {.form = product_form::symmetric}, ws.get()).ok());
+    CHECK(differences(full.view(), half.view()) == 0);
+}
+
+TEST_CASE("a batch has the bits of its items") {
+    for (shape s : {shape{5, 7, 9}, shape{64, 64, 64}, shape{130, 40, 300}})
+        for (int64_t batch : {0, 1, 3, 70}) {
+            if (batch * s.m * s.n * s.k > 8'000'000) continue;
+            CAPTURE(s.m, s.n, s.k, batch);
+            auto const x = floats(data_kind::normal, batch * s.m * s.k, 1), y = floats(data_kind::normal, s.n * s.k, 2);
+            std::vector<float> want(static_cast<std::size_t>(batch * s.m * s.n));
+            view<float const, 3> const a = cube(x.data(), batch, s.m, s.k);
+            view<float const, 3> const shared{y.data(), {batch, s.k, s.n}, {0, 1, s.k}}; // one matrix, read transposed
+            for (int64_t i = 0; i < batch; ++i)
+                REQUIRE(
+                    matmul(reference{}, part(a, i), part(shared, i), part(cube(want.data(), batch, s.m, s.n), i)).ok());
+            keel_test::for_each_backend([&](std::string const& name, auto const& be) {
+                CAPTURE(name);
+                std::vector<float> c(want.size(), 5.0f);
+                scratch ws(matmul_workspace(be, s.m, s.n, s.k, batch));
+                CHECK(matmul(be, a, shared, cube(c.data(), batch, s.m, s.n), {}, ws.get()).ok());
+                CHECK(std::memcmp(c.data(), want.data(), want.size() * sizeof(float)) == 0);
+            });
+        }
+}
+
+TEST_CASE("groups of rows: each row has the bits of matmul with its group's matrix") {
+    int64_t const rows_ = 150, n = 45, k = 70;
+    std::vector<int64_t> const offsets = {3, 3, 20, 21, 21, 140, 140}; // empty groups, rows before and after all groups
+    int64_t const groups = static_cast<int64_t>(offsets.size()) - 1;
+    auto const x = floats(data_kind::normal, rows_ * k, 1), w = floats(data_kind::normal, groups * k * n, 2);
+    view<float const, 2> const a = rows(x.data(), rows_, k);
+    view<float const, 3> const b{w.data(), {groups, k, n}, {k * n, 1, k}};
+    std::vector<float> want(static_cast<std::size_t>(rows_ * n), 7.0f);
+    for (int64_t g = 0; g < groups; ++g) {
+        int64_t const first = offsets[static_cast<std::size_t>(g)],
+                      count = offsets[static_cast<std::size_t>(g) + 1] - first;
+        REQUIRE(matmul(reference{}, slice(a, first, count), part(b, g),
+                       slice(rows(want.data(), rows_, n), first, count), {.beta = 0.5f})
+                    .ok());
+    }
+    keel_test::for_each_backend([&](std::string const& name, auto const& be) {
+        CAPTURE(name);
+        std::vector<float> c(want.size(), 7.0f), turned(want.size(), 7.0f);
+        scratch ws(matmul_workspace(be, rows_, n, k, groups));
+        view<int64_t const, 1> const cuts = vec(offsets.data(), groups + 1);
+        CHECK(grouped_matmul(be, a, b, rows(c.data(), rows_, n), cuts, {.beta = 0.5f}, ws.get()).ok());
+        CHECK(std::memcmp(c.data(), want.data(), want.size() * sizeof(float)) == 0);
+        view<float, 2> const column_major = transposed(rows(turned.data(), n, rows_));
+        CHECK(grouped_matmul(be, a, b, column_major, cuts, {.beta = 0.5f}, ws.get()).ok());
+        CHECK(differences(column_major, rows(want.data(), rows_, n)) == 0);
+    });
+}
+
+TEST_CASE("groups of the sum: each group's matrix has the bits of matmul on its rows") {
+    int64_t const rows_ = 1500, m = 37, n = 45;
+    std::vector<int64_t> const offsets = {0, 0, 1, 700, 701, 1500, 1500};
+    int64_t const groups = static_cast<int64_t>(offsets.size()) - 1;
+    guarded_matrix<bf16> x(rows_, m, 0, floats(data_kind::normal, rows_ * m, 1)),
+        dy(rows_, n, 0, floats(data_kind::normal, rows_ * n, 2));
+    std::vector<float> want(static_cast<std::size_t>(groups * m * n), 7.0f);
+    for (int64_t g = 0; g < groups; ++g) {
+        int64_t const first = offsets[static_cast<std::size_t>(g)],
+                      count = offsets[static_cast<std::size_t>(g) + 1] - first;
+        REQUIRE(matmul(reference{}, transposed(slice(x.view(), first, count)), slice(dy.view(), first, count),
+                       part(cube(want.data(), groups, m, n), g))
+                    .ok());
+    }
+    CHECK(want[0] == 0.0f); // an empty group sums to zero
+    keel_test::for_each_backend([&](std::string const& name, auto const& be) {
+        CAPTURE(name);
+        std::vector<float> c(want.size(), 7.0f);
+        scratch ws(matmul_workspace(be, m, n, rows_, groups));
+        CHECK(grouped_matmul(be, transposed(x.view()), dy.view(), cube(c.data(), groups, m, n),
+                             vec(offsets.data(), groups + 1), {}, ws.get())
+                  .ok());
+        CHECK(std::memcmp(c.data(), want.data(), want.size() * sizeof(float)) == 0);
+    });
+}
+
+namespace {
+
+/// A scale a line and block, from a table.
+struct table_scales {
+    float const* data;
+    int64_t blocks, lines_a_scale;
+    KEEL_FN float operator()(int64_t, int64_t line, int64_t block) const {
+        return data[line / lines_a_scale * blocks + block];
+    }
+};
+
+} // namespace
+
+TEST_CASE("promoted products: each block sums from zero and is scaled once into the total") {
+    for (shape s : {shape{29, 67, 300}, shape{29, 67, 1153}, shape{3, 2, 128}})
+        for (int64_t length : {32, 128}) {
+            int64_t const blocks = (s.k + length - 1) / length;
+            CAPTURE(s.m, s.n, s.k, length);
+            guarded_matrix<e4m3> a(s.m, s.k, 0, floats(data_kind::normal, s.m * s.k, 1)),
+                b(s.n, s.k, 0, floats(data_kind::normal, s.k * s.n, 2));
+            auto const scale_a = floats(data_kind::uniform, s.m * blocks, 3),
+                       scale_b = floats(data_kind::uniform, (s.n / 128 + 1) * blocks, 4);
+            promotion<table_scales, table_scales> const scales{
+                length, {scale_a.data(), blocks, 1}, {scale_b.data(), blocks, 128}};
+            guarded_matrix<e4m3> bt(s.k, s.n, 0);
+            for (int64_t i = 0; i < s.k; ++i)
+                for (int64_t j = 0; j < s.n; ++j) bt.set(i, j, b.get(j, i));
+
+            guarded_matrix<float> want(s.m, s.n, 0);
+            for (int64_t i = 0; i < s.m; ++i)
+                for (int64_t j = 0; j < s.n; ++j) {
+                    float total = 0.0f;
+                    for (int64_t q = 0; q < blocks; ++q) {
+                        float const block = chain_of(a, bt, i, j, q * length, std::min(s.k, (q + 1) * length));
+                        total =
+                            keel::detail::exact_fma(block, scales.scale_a(0, i, q) * scales.scale_b(0, j, q), total);
+                    }
+                    want.set(i, j, 0.5f * total);
+                }
+            keel_test::for_each_backend([&](std::string const& name, auto const& be) {
+                CAPTURE(name);
+                guarded_matrix<float> c(s.m, s.n, 0), turned(s.n, s.m, 0);
+                scratch ws(matmul_workspace(be, s.m, s.n, s.k));
+                product_set set{
+                    layout_of(a.view()), layout_of(transposed(b.view())), layout_of(c.view()), 1, s.m, s.n, s.k};
+                set.options.alpha = 0.5f;
+                matmul_promoted<e4m3, e4m3, float>(be, set, scales, ws.get());
+                CHECK(differences(c.view(), want.view()) == 0);
+                set.c = layout_of(transposed(turned.view()));
+                matmul_promoted<e4m3, e4m3, float>(be, set, scales, ws.get());
+                CHECK(differences(transposed(turned.view()), want.view()) == 0);
+            });
+        }
+}
+
+TEST_CASE("wrong arguments come back as a status, and nothing is written") {
+    cpu<> const be;
+    std::vector<float> x(64, 1.0f), y(64, 2.0f), z(64, 3.0f);
+    auto const a = rows(x.data(), 4, 6);
+    auto const b = rows(y.data(), 6, 5);
+    auto const c = rows(z.data(), 4, 5);
+    scratch memory(matmul_workspace(be, 4, 5, 6, 4));
+    workspace const ws = memory.get();
+    CHECK(matmul(be, a, rows(y.data(), 5, 5), c, {}, ws).code == status_code::bad_shape);
+    CHECK(matmul(be, a, b, rows(z.data(), 5, 5), {}, ws).code == status_code::bad_shape);
+    CHECK(matmul(be, a, b, c, {.form = product_form::symmetric}, ws).code == status_code::bad_shape);
+    CHECK(matmul(be, a, b, rows(static_cast<float*>(nullptr), 4, 5), {}, ws).code == status_code::bad_pointer);
+    CHECK(matmul(be, a, b, rows(z.data(), 4, 5, 3), {}, ws).code == status_code::bad_stride);
+    CHECK(matmul(be, a, b, rows(x.data() + 20, 4, 5), {}, ws).code == status_code::overlap);
+    CHECK(matmul(be, a, b, c, {}, {}).code == status_code::small_workspace);
+    CHECK(matmul(be, a, b, c, {}, {}).message() == "matmul: workspace has bytes = 0, wanted " +
+                                                       std::to_string(matmul_workspace(be, 4, 5, 6)) +
+                                                       " (small_workspace)");
+    std::vector<int64_t> offsets = {0, 3, 2};
+    auto const experts = cube(y.data(), 2, 6, 5);
+    CHECK(grouped_matmul(be, a, experts, c, vec(offsets.data(), 3), {}, ws).code == status_code::bad_option);
+    offsets = {0, 3, 5};
+    CHECK(grouped_matmul(be, a, experts, c, vec(offsets.data(), 3), {}, ws).code == status_code::bad_option);
+    offsets = {-1, 3, 4};
+    CHECK(grouped_matmul(be, a, experts, c, vec(offsets.data(), 3), {}, ws).code == status_code::bad_option);
+    CHECK(grouped_matmul(be, a, experts, c, vec(offsets.data(), 2), {}, ws).code == status_code::bad_shape);
+    CHECK(z == std::vector<float>(64, 3.0f));
+    offsets = {0, 3, 4};
+    CHECK(grouped_matmul(be, a, experts, c, vec(offsets.data(), 3), {}, ws).ok());
+    CHECK(z[0] == 12.0f);
+}
