@@ -8,8 +8,10 @@ endif()
 find_program(KEEL_CCACHE ccache)
 mark_as_advanced(KEEL_CCACHE)
 if(KEEL_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-    # The sloppiness is what ccache asks for before it caches files that use a precompiled header.
-    set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env CCACHE_SLOPPINESS=pch_defines,time_macros "${KEEL_CCACHE}")
+    # The sloppiness is what ccache asks for before it caches files that use a precompiled header. With a base directory,
+    # another clone of this tree finds what the first one compiled.
+    set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env CCACHE_SLOPPINESS=pch_defines,time_macros
+        "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}" CCACHE_NOHASHDIR=1 "${KEEL_CCACHE}")
 endif()
 
 set(KEEL_WARNINGS -Wall -Wextra -Wshadow -Wconversion -Wsign-conversion -Wdouble-promotion -Wundef -Werror)

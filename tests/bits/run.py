@@ -90,7 +90,7 @@ def make(job, options):
     stem = job.label.replace(" ", "_").replace("+", "p")
     target, binary = folder / f"{stem}.o", folder / stem
     includes = house.include_flags(options.xsimd) if not job.start else options.foreign
-    launcher = [shutil.which("ccache")] if shutil.which("ccache") else []
+    launcher = ["env", f"CCACHE_BASEDIR={house.root}", shutil.which("ccache")] if shutil.which("ccache") else []
     compile_command = [*launcher, job.compiler, "-std=c++20", f"-{job.optimisation}", "-DNDEBUG", *job.level[1],
                        *house.WARNINGS, *includes, "-I", str(here.parent), "-c", job.program, "-o", target]
     link_command = [job.compiler, target, "-o", binary, "-pthread", *(["-static"] if job.start else [])]

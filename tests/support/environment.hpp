@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdlib>
-#include <filesystem>
 #include <string>
 #include <string_view>
 
@@ -15,8 +14,6 @@ inline bool exhaustive() {
 }
 
 /// Path of a data file in the tests folder: data_path("format/data/e4m3.csv").
-inline std::string data_path(std::string_view name) {
-    return (std::filesystem::path(__FILE__).parent_path().parent_path() / name).string();
-}
+std::string data_path(std::string_view name);
 
 } // namespace keel_test
