@@ -53,10 +53,9 @@ TEST_CASE("e8m0: a sample of all floats and doubles") {
     if (exhaustive()) {
         uint32_t word = 0;
         do check_all_policies(float_of(word), bad);
-        while (++word != 0);
-    } else {
-        for (uint32_t i = 0; i < 1u << 22; ++i) check_all_policies(float_of(sampled_word(i)), bad);
+        while (++word != 0x80000000u); // negative values all become NaN: the sample below will do for them
     }
+    for (uint32_t i = 0; i < 1u << 22; ++i) check_all_policies(float_of(sampled_word(i)), bad);
     for (uint64_t i = 0; i < 1u << 18; ++i) {
         check_all_policies(std::bit_cast<double>(i << 46 | (i * 0x9e3779b97f4a7c15u) >> 18), bad);
     }
