@@ -79,35 +79,18 @@ struct reference_group {
     template <int B> using block_lane_words = uint32_t;
 
     template <int B> struct block {
-        static constexpr int packs = B;
-        using values = slots<float, B>;
-        using block_words = slots<uint32_t, B>;
         using lane = float;
         using lane_words = uint32_t;
         int64_t i, count, index;
 
-        template <class T> KEEL_FN values load(T const* p) const {
-            values v;
-            for (int k = 0; k < B; ++k) v.s[k] = k < count ? load_element(p + i + k) : 0.0f;
-            return v;
+        template <class Body> KEEL_FN void each(Body body) const {
+            for (int64_t k = 0; k < count; ++k) body(at_element{i + k});
         }
-        template <auto... Policy, class T> KEEL_FN void store(T* p, values const& v) const {
-            for (int k = 0; k < count; ++k) store_element<Policy...>(p + i + k, v.s[k]);
-        }
-        KEEL_FN uint32_t max_bits(block_words const& u) const {
-            uint32_t m = 0;
-            for (int k = 0; k < B; ++k) m = umax(m, u.s[k]);
-            return m;
-        }
+        KEEL_FN uint32_t max_bits(uint32_t u) const { return u; }
         template <auto... Policy, class T> KEEL_FN void put(T* p, float v) const { store_element<Policy...>(p + index, v); }
-        KEEL_FN bool valid() const { return true; }
-        KEEL_FN uint32_t count_true(slots<bool, B> const& m) const {
-            uint32_t n = 0;
-            for (int k = 0; k < B; ++k) n += m.s[k] ? 1u : 0u;
-            return n;
-        }
         template <class T> KEEL_FN float get(T const* p) const { return load_element(p + index); }
-        KEEL_FN static values spread(float v) { return values(v); }
+        KEEL_FN bool valid() const { return true; }
+        KEEL_FN static float spread(float v) { return v; }
     };
     template <int B, class Body> KEEL_FN void blocks(int64_t n, Body body) const {
         for (int64_t i = 0; i < n; i += B) body(block<B>{i, n - i < B ? n - i : B, i / B});

@@ -156,17 +156,12 @@ template <class Warp> struct warp_group {
     /// A step of the warp holds span / B blocks; a team of B / 8 threads owns each.
     template <int B> struct block {
         static constexpr int block_team = B / slots_per_thread;
-        using values = warp_group::value;
-        using block_words = warp_group::words;
         using lane = lane_value;
         using lane_words = warp_group::lane_words;
         at_step at;
 
-        template <class T> KEEL_FN values load(T const* p) const { return warp_group{}.load(p, at); }
-        template <auto... Policy, class T> KEEL_FN void store(T* p, values const& v) const {
-            warp_group{}.template store<Policy...>(p, at, v);
-        }
-        KEEL_FN lane_words max_bits(block_words const& u) const {
+        template <class Body> KEEL_FN void each(Body body) const { body(at); }
+        KEEL_FN lane_words max_bits(words const& u) const {
             lane_words m = u.s[0];
             for (int k = 1; k < slots_per_thread; ++k) m = umax(m, u.s[k]);
             for (int half = block_team / 2; half > 0; half /= 2) m = umax(m, Warp::shuffle_xor(m, half));
@@ -178,16 +173,6 @@ template <class Warp> struct warp_group {
                 if (l % block_team == 0 && first < at.n) store_element<Policy...>(p + first / B, Warp::of(v, l));
             });
         }
-        KEEL_FN mask_of<lane_value> valid() const {
-            lane_words inside(0u);
-            Warp::each_lane([&](int l) { Warp::of(inside, l) = at.first_of(l) < at.n ? 1u : 0u; });
-            return eq(inside, lane_words(1u));
-        }
-        KEEL_FN lane_words count_true(mask_of<values> const& m) const {
-            lane_words n(0u);
-            for (int k = 0; k < slots_per_thread; ++k) n = n + select(m.s[k], lane_words(1u), lane_words(0u));
-            return n;
-        }
         template <class T> KEEL_FN lane_value get(T const* p) const {
             lane_value v(0.0f);
             Warp::each_lane([&](int l) {
@@ -196,8 +181,13 @@ template <class Warp> struct warp_group {
             });
             return v;
         }
-        KEEL_FN static values spread(lane_value const& v) {
-            values r;
+        KEEL_FN mask_of<lane_value> valid() const {
+            lane_words inside(0u);
+            Warp::each_lane([&](int l) { Warp::of(inside, l) = at.first_of(l) < at.n ? 1u : 0u; });
+            return eq(inside, lane_words(1u));
+        }
+        KEEL_FN static value spread(lane_value const& v) {
+            value r;
             for (int k = 0; k < slots_per_thread; ++k) r.s[k] = v;
             return r;
         }

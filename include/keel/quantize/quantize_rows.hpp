@@ -10,21 +10,18 @@ namespace keel::inline KEEL_ABI {
 
 /// A block one column wide, with the members of a row group's block: each lane is a block of its own.
 template <class G, class At> struct column_block {
-    using values = typename G::value;
-    using block_words = typename G::words;
-    using lane = values;
-    using lane_words = block_words;
+    using lane = typename G::value;
+    using lane_words = typename G::words;
     G const& g;
     At at;
     int64_t n;
 
-    template <class T> KEEL_FN values load(T const* p) const { return g.load(p, at); }
-    template <auto... Policy, class T> KEEL_FN void store(T* p, values const& v) const { g.template store<Policy...>(p, at, v); }
-    template <auto... Policy, class T> KEEL_FN void put(T* p, values const& v) const { g.template store<Policy...>(p, at, v); }
-    KEEL_FN block_words max_bits(block_words const& u) const { return u; }
-    KEEL_FN mask_of<values> valid() const { return gt(block_words(static_cast<uint32_t>(n)), g.position(at)); }
-    KEEL_FN block_words count_true(mask_of<values> const& m) const { return select(m, block_words(1u), block_words(0u)); }
-    KEEL_FN static values spread(values const& v) { return v; }
+    template <class Body> KEEL_FN void each(Body body) const { body(at); }
+    KEEL_FN lane_words max_bits(lane_words const& u) const { return u; }
+    template <auto... Policy, class T> KEEL_FN void put(T* p, lane const& v) const { g.template store<Policy...>(p, at, v); }
+    template <class T> KEEL_FN lane get(T const* p) const { return g.load(p, at); }
+    KEEL_FN mask_of<lane> valid() const { return gt(lane_words(static_cast<uint32_t>(n)), g.position(at)); }
+    KEEL_FN static lane spread(lane const& v) { return v; }
 };
 
 /// body(b) over the blocks of Columns elements along a row.
@@ -44,25 +41,25 @@ template <class F> KEEL_FN bits_of<F> finite_magnitude(F const& v) {
 template <class Code> inline constexpr uint32_t overflow_boundary =
     format_traits<Code>::max_float_bits + (1u << (22 - format_traits<Code>::mantissa_bits)) - (format_traits<Code>::max_code & 1u);
 
-/// What the events of one strip add up to, lane by lane.
-template <class W> struct quantize_tally {
-    W saturated, flushed, non_finite, scale_min, scale_max;
+/// What the events of one strip add up to, lane by lane. Elements are counted in the group's words, scales in W.
+template <class G, class W> struct quantize_tally {
+    using U = typename G::words;
+    U saturated, flushed, non_finite;
+    W scale_min, scale_max;
     KEEL_FN quantize_tally() : saturated(0u), flushed(0u), non_finite(0u), scale_min(0xffffffffu), scale_max(0u) {}
 
-    template <class Code, class Block, class V> KEEL_FN void add_elements(Block const& b, V const& x, V const& scaled) {
-        using U = bits_of<V>;
-        U const m = magnitude(x), s = magnitude(scaled);
-        auto const finite = gt(U(infinity_bits), m);
-        saturated = saturated + b.count_true(finite & gt(s, U(overflow_boundary<Code>)));
-        flushed = flushed + b.count_true(gt(m, U(0u)) & gt(U(bits(format_traits<Code>::min_subnormal() * 0.5f) + 1u), s));
-        non_finite = non_finite + b.count_true(gt(m, U(infinity_bits - 1)));
+    template <class Code, class F> KEEL_FN void add_elements(F const& x, F const& scaled) {
+        U const m = magnitude(x), s = magnitude(scaled), one(1u), none(0u);
+        saturated = saturated + select(gt(U(infinity_bits), m) & gt(s, U(overflow_boundary<Code>)), one, none);
+        flushed = flushed + select(gt(m, none) & gt(U(bits(format_traits<Code>::min_subnormal() * 0.5f) + 1u), s), one, none);
+        non_finite = non_finite + select(gt(m, U(infinity_bits - 1)), one, none);
     }
     template <class Block, class F> KEEL_FN void add_scale(Block const& b, F const& scale) {
         auto const counted = b.valid() & gt(W(infinity_bits), magnitude(scale));
         scale_min = umin(scale_min, select(counted, bits(scale), W(0xffffffffu)));
         scale_max = umax(scale_max, select(counted, bits(scale), W(0u)));
     }
-    template <class G> KEEL_FN void give(G const& g, report& r) const {
+    KEEL_FN void give(G const& g, report& r) const {
         int64_t const s = g.total(saturated), f = g.total(flushed), b = g.total(non_finite);
         uint32_t const low = ~g.max_bits(scale_min ^ W(0xffffffffu)), high = g.max_bits(scale_max);
         if (!g.leader()) return;
@@ -90,33 +87,35 @@ template <class X, class Code, class Scale, int Rows, int Columns, overflow Over
     }
 
   private:
-    /// One counter a block: in a column of blocks each lane is one.
+    /// A scale a block: in a column of blocks each lane is one.
     template <class G>
-    using strip_words = typename std::conditional_t<Columns == 1, std::type_identity<typename G::words>,
+    using scale_words = typename std::conditional_t<Columns == 1, std::type_identity<typename G::words>,
                                                     std::type_identity<typename G::template block_lane_words<Columns>>>::type;
 
     template <bool Counting, class G> KEEL_FN void walk(G const& g, int64_t strip, int64_t first, int64_t last) const {
-        quantize_tally<strip_words<G>> tally;
+        quantize_tally<G, scale_words<G>> tally;
+        bool const isolate = policy == non_finite_policy::isolate;
         each_block<Columns>(g, x.extent[1], [&](auto const& b) {
-            using block = std::remove_cvref_t<decltype(b)>;
-            using F = typename block::lane;
-            typename block::block_words top(0u);
-            for (int64_t row = first; row < last; ++row) {
-                auto const v = b.load(x.at(row));
-                top = umax(top, policy == non_finite_policy::isolate ? finite_magnitude(v) : magnitude(v));
-            }
+            using F = typename std::remove_cvref_t<decltype(b)>::lane;
+            typename G::words top(0u);
+            for (int64_t row = first; row < last; ++row)
+                b.each([&](auto at) {
+                    auto const v = g.load(x.at(row), at);
+                    top = umax(top, isolate ? finite_magnitude(v) : magnitude(v));
+                });
             block_scale<F> const s = scale_of<Code, F>(Scale{}, b.max_bits(top));
             if constexpr (std::is_same_v<Scale, e8m0_scale>)
                 b.template put<overflow::to_nonfinite, rounding::toward_zero>(out.scales.at(strip), s.scale);
             else b.put(out.scales.at(strip), s.scale);
             if constexpr (Counting) tally.add_scale(b, s.scale);
             auto const multiplier = b.spread(s.multiplier);
-            for (int64_t row = first; row < last; ++row) {
-                auto const v = b.load(x.at(row));
-                auto const scaled = v * multiplier;
-                b.template store<Overflow>(out.codes.at(row), scaled);
-                if constexpr (Counting) tally.template add_elements<Code>(b, v, scaled);
-            }
+            for (int64_t row = first; row < last; ++row)
+                b.each([&](auto at) {
+                    auto const v = g.load(x.at(row), at);
+                    auto const scaled = v * multiplier;
+                    g.template store<Overflow>(out.codes.at(row), at, scaled);
+                    if constexpr (Counting) tally.template add_elements<Code>(v, scaled);
+                });
         });
         if constexpr (Counting) tally.give(g, *report);
     }
@@ -128,14 +127,10 @@ template <class Code, class Scale, int Rows, int Columns, class Y> struct dequan
     view<Y, 2> y;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
-        auto const* const scales = in.scales.at(row / Rows);
-        if constexpr (Columns == 1) {
-            g.each(y.extent[1], [&](auto at) { g.store(y.at(row), at, g.load(in.codes.at(row), at) * g.load(scales, at)); });
-        } else {
-            g.template blocks<Columns>(y.extent[1], [&](auto const& b) {
-                b.store(y.at(row), b.load(in.codes.at(row)) * b.spread(b.get(scales)));
-            });
-        }
+        each_block<Columns>(g, y.extent[1], [&](auto const& b) {
+            auto const scale = b.spread(b.get(in.scales.at(row / Rows)));
+            b.each([&](auto at) { g.store(y.at(row), at, g.load(in.codes.at(row), at) * scale); });
+        });
     }
 };
 

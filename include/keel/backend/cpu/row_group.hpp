@@ -144,64 +144,36 @@ template <class Arch> struct cpu_row_group {
 
     template <int B> using block_lane_words = words;
 
-    /// B consecutive elements (fewer in the row's last block) as B / width packs.
-    template <int B, bool Full> struct block {
-        static constexpr int packs = B / width;
-        using values = slots<value, packs>;
-        using block_words = slots<words, packs>;
+    /// B consecutive elements, fewer in the row's last block.
+    template <int B> struct block {
         using lane = value;
         using lane_words = words;
         int64_t i;     ///< first element
         int64_t count; ///< elements inside the row
         int64_t index; ///< number of the block in the row
 
-        template <class T> KEEL_FN values load(T const* p) const {
-            values v;
-            for (int k = 0; k < packs; ++k) {
-                if (Full || count >= (k + 1) * width) v.s[k] = load_pack<value>(p + i + k * width);
-                else if (count > k * width) v.s[k] = load_pack_partial<value>(p + i + k * width, count - k * width);
-                else v.s[k] = value(0.0f);
+        template <class Body> KEEL_FN void each(Body body) const {
+            if (count == B) {
+                for (int k = 0; k < B / width; ++k) body(at_full{i + k * width});
+                return;
             }
-            return v;
+            int64_t k = 0;
+            for (; k + width <= count; k += width) body(at_full{i + k});
+            if constexpr (width > 1)
+                if (k < count) body(at_tail{i + k, count - k});
         }
-        template <auto... Policy, class T> KEEL_FN void store(T* p, values const& v) const {
-            for (int k = 0; k < packs; ++k) {
-                if (Full || count >= (k + 1) * width) store_pack<Policy...>(p + i + k * width, v.s[k]);
-                else if (count > k * width) store_pack_partial<Policy...>(p + i + k * width, v.s[k], count - k * width);
-            }
-        }
-        /// The largest word of the block, in every lane.
-        KEEL_FN words max_bits(block_words const& u) const {
-            words m = u.s[0];
-            for (int k = 1; k < packs; ++k) m = umax(m, u.s[k]);
-            return words(max_word(m));
-        }
-        /// One value a block, at p[index].
-        template <auto... Policy, class T> KEEL_FN void put(T* p, value const& v) const {
-            store_pack_partial<Policy...>(p + index, v, 1);
-        }
-        /// True where the lane's block lies in the row.
-        KEEL_FN mask_of<value> valid() const { return mask_of<value>(true); }
-        /// How many elements of each lane are true.
-        KEEL_FN words count_true(mask_of<values> const& m) const {
-            words n(0u);
-            for (int k = 0; k < packs; ++k) n = n + select(m.s[k], words(1u), words(0u));
-            return n;
-        }
+        KEEL_FN words max_bits(words const& u) const { return words(max_word(u)); }
+        template <auto... Policy, class T> KEEL_FN void put(T* p, value const& v) const { store_pack_partial<Policy...>(p + index, v, 1); }
         template <class T> KEEL_FN value get(T const* p) const { return value(load_element(p + index)); }
-        /// A block's uniform value beside each of its elements.
-        KEEL_FN static values spread(value const& v) {
-            values r;
-            for (int k = 0; k < packs; ++k) r.s[k] = v;
-            return r;
-        }
+        KEEL_FN mask_of<value> valid() const { return mask_of<value>(true); }
+        KEEL_FN static value spread(value const& v) { return v; }
     };
 
     template <int B, class Body> KEEL_FN void blocks(int64_t n, Body body) const {
         static_assert(B % width == 0, "blocks are whole packs");
         int64_t i = 0;
-        for (; i + B <= n; i += B) body(block<B, true>{i, B, i / B});
-        if (i < n) body(block<B, false>{i, n - i, i / B});
+        for (; i + B <= n; i += B) body(block<B>{i, B, i / B});
+        if (i < n) body(block<B>{i, n - i, i / B});
     }
 
   private:

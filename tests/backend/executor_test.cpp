@@ -1,0 +1,107 @@
+// Executors: every chunk once, whatever runs them; the pool survives nesting, two callers and many rounds.
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include <keel/backend/cpu/cpu.hpp>
+#include <keel/backend/cpu/thread_pool.hpp>
+#include <support/catch.hpp>
+
+namespace {
+
+struct tally {
+    std::vector<std::atomic<int>> count;
+    explicit tally(std::size_t n) : count(n) {}
+    static void add(void const* context, int64_t chunk) {
+        auto const& self = *static_cast<tally const*>(context);
+        const_cast<std::atomic<int>&>(self.count[static_cast<std::size_t>(chunk)]).fetch_add(1);
+    }
+    bool all_once() const {
+        for (auto const& c : count)
+            if (c.load() != 1) return false;
+        return true;
+    }
+};
+
+template <keel::executor E> void check(E const& e) {
+    for (std::size_t n : {0u, 1u, 2u, 3u, 7u, 100u, 1000u}) {
+        tally t(n);
+        e.run(static_cast<int64_t>(n), {&tally::add, &t});
+        CHECK(t.all_once());
+    }
+}
+
+/// A caller's own executor: one thread a chunk.
+struct thread_a_chunk {
+    int64_t concurrency() const { return 3; }
+    void run(int64_t chunks, keel::chunk_task task) const {
+        std::vector<std::thread> threads;
+        for (int64_t i = 0; i < (chunks < 20 ? chunks : 0); ++i) threads.emplace_back([=] { task(i); });
+        for (auto& t : threads) t.join();
+        for (int64_t i = 20; i < chunks; ++i) task(i);
+        if (chunks >= 20)
+            for (int64_t i = 0; i < 20; ++i) task(i);
+    }
+};
+
+struct count_row {
+    std::atomic<int64_t>* sum;
+    template <class G> KEEL_FN void operator()(G const&, int64_t row) const { sum->fetch_add(row + 1); }
+};
+
+struct nested {
+    keel::thread_pool const* pool;
+    tally* inner;
+    static void outer(void const* context, int64_t) {
+        auto const& self = *static_cast<nested const*>(context);
+        tally own(5);
+        self.pool->run(5, {&tally::add, &own});
+        if (own.all_once()) tally::add(self.inner, 0);
+    }
+};
+
+} // namespace
+
+TEST_CASE("every executor runs every chunk once") {
+    check(keel::serial{});
+    for (int64_t threads : {1, 2, 3, 5}) check(keel::thread_pool(threads));
+    check(thread_a_chunk{});
+#if defined(_OPENMP)
+    check(keel::openmp{2});
+#endif
+}
+
+TEST_CASE("the pool stays right over thousands of rounds, nested and from two threads at once") {
+    keel::thread_pool const pool(3);
+    for (int round = 0; round < 3000; ++round) {
+        tally t(static_cast<std::size_t>(round % 9));
+        pool.run(round % 9, {&tally::add, &t});
+        if (!t.all_once()) FAIL("round " << round);
+    }
+    tally inner(1);
+    nested const context{&pool, &inner};
+    pool.run(8, {&nested::outer, &context});
+    CHECK(inner.count[0] == 8);
+    std::atomic<bool> good{true};
+    auto const loop = [&] {
+        for (int round = 0; round < 500; ++round) {
+            tally t(6);
+            pool.run(6, {&tally::add, &t});
+            if (!t.all_once()) good = false;
+        }
+    };
+    std::thread second(loop);
+    loop();
+    second.join();
+    CHECK(good);
+}
+
+TEST_CASE("a backend runs each row once, however it is cut") {
+    keel::thread_pool const pool(2);
+    for (int64_t rows : {0, 1, 2, 63, 1000})
+        for (int64_t width : {0, 1, 100, 1000000}) {
+            std::atomic<int64_t> sum{0};
+            keel::cpu(pool).for_rows(rows, width, count_row{&sum});
+            CHECK(sum == rows * (rows + 1) / 2);
+        }
+}
