@@ -249,6 +249,12 @@ TEST_CASE("loads and stores touch exactly n elements and keep the low bits") {
             std::vector<uint16_t> halves(static_cast<size_t>(n), uint16_t{9});
             store_words_partial(halves.data(), load_words_partial<bits_of<F>>(halves.data(), n), n);
         }
+        unsigned char bytes[4 * F::width + 1];
+        for (size_t i = 0; i < sizeof bytes; ++i) bytes[i] = static_cast<unsigned char>(3 * i);
+        uint32_t words[F::width], wanted[F::width];
+        store_words(&words[0], load_bytes<bits_of<F>>(&bytes[1])); // aligned for nothing
+        std::memcpy(&wanted[0], &bytes[1], sizeof wanted);
+        CHECK(std::memcmp(&words[0], &wanted[0], sizeof wanted) == 0);
         float full[F::width + 1];
         for (int i = 0; i <= F::width; ++i) full[i] = static_cast<float>(i);
         float lanes[F::width];
