@@ -69,7 +69,7 @@ struct balance_ledger {
     }
 };
 
-KEEL_FN void check_balance(validation& check, balance_state const& state) {
+KEEL_HOST void check_balance(validation& check, balance_state const& state) {
     check.present("state.bias", state.bias).unit_stride("state.bias", state.bias);
     check.shape("state.pending", state.pending, state.bias.extent[0]).unit_stride("state.pending", state.pending);
     check.present("state.ledger", state.ledger).unit_stride("state.ledger", state.ledger);
@@ -160,7 +160,7 @@ template <row_backend B> status commit(B const&, balance_state const& state, dem
 
 /// The demand committed since the last update, on this rank: a view of state.pending. bad_state where nothing was committed, or where
 /// the counts do not sum to k * tokens.
-KEEL_FN status pending_demand(balance_state const& state, demand_counts& pending) {
+KEEL_HOST status pending_demand(balance_state const& state, demand_counts& pending) {
     detail::balance_ledger const ledger{state.ledger};
     validation check("pending_demand");
     detail::check_balance(check, state);

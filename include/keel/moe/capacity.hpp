@@ -42,7 +42,7 @@ class capacity_limit {
 
   private:
     constexpr capacity_limit() = default;
-    constexpr capacity_limit(int64_t numerator, int64_t denominator)
+    KEEL_FN constexpr capacity_limit(int64_t numerator, int64_t denominator)
         : numerator_(numerator), denominator_(denominator), dropless_(false) {}
     int64_t numerator_ = 1, denominator_ = 1, minimum_ = 0;
     bool dropless_ = true;
@@ -111,7 +111,7 @@ template <class I> struct capacity_place_tile {
 };
 
 /// Bytes for apply_capacity.
-KEEL_FN int64_t apply_capacity_workspace(int64_t tokens, int64_t experts) {
+KEEL_HOST int64_t apply_capacity_workspace(int64_t tokens, int64_t experts) {
     int64_t const tiles = (tokens + capacity_tile_tokens - 1) / capacity_tile_tokens;
     return workspace_total(workspace_bytes<int64_t>(tiles * experts) + workspace_bytes<int64_t>(tiles) + workspace_bytes<int64_t>(experts));
 }
@@ -187,7 +187,7 @@ status apply_capacity(B const& be, view<I, 2> ids, demand_counts const& demand, 
 }
 
 /// The share of assignments that were dropped, 1 - served / demand. 0 where nothing was asked for.
-KEEL_FN double dropped_share(demand_counts const& demand, served_counts const& served) {
+KEEL_HOST double dropped_share(demand_counts const& demand, served_counts const& served) {
     return demand.total() == 0 ? 0.0 : static_cast<double>(demand.total() - served.total()) / static_cast<double>(demand.total());
 }
 

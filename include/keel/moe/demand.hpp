@@ -69,7 +69,7 @@ inline constexpr int64_t most_assignments = int64_t{1} << 42;
 /// Checks         none is negative or above `tokens`; they sum to k * tokens; 1 <= k <= experts; k * tokens <= 2^42.
 /// Status         bad_shape, bad_stride, bad_pointer, bad_option (tokens or k), bad_state (the counts contradict them).
 /// A sum over ranks is rebuilt with the tokens of all ranks, then named so: reduced_over_ranks(demand).
-KEEL_FN status demand_from_counts(view<int64_t, 1> counts, int64_t tokens, int64_t k, demand_counts& demand) {
+KEEL_HOST status demand_from_counts(view<int64_t, 1> counts, int64_t tokens, int64_t k, demand_counts& demand) {
     int64_t const experts = counts.extent[0];
     validation check("demand_from_counts");
     check.present("counts", counts).unit_stride("counts", counts);
@@ -91,7 +91,7 @@ KEEL_FN status demand_from_counts(view<int64_t, 1> counts, int64_t tokens, int64
 }
 
 /// The same counts, said to be the sum over every rank: because a communicator has summed them, or because there is one rank.
-KEEL_FN reduced_demand reduced_over_ranks(demand_counts const& demand) {
+KEEL_HOST reduced_demand reduced_over_ranks(demand_counts const& demand) {
     reduced_demand r(detail::load_counts_access::memory(demand));
     detail::load_counts_access::fill(r, demand.tokens(), demand.per_token(), demand.total());
     return r;
@@ -102,14 +102,14 @@ KEEL_FN reduced_demand reduced_over_ranks(demand_counts const& demand) {
 namespace keel::inline KEEL_ABI {
 
 /// The largest count over the mean count: 1 is perfect balance, experts / k the worst demand. 0 where nothing was counted.
-template <class Stage> KEEL_FN double max_over_mean(load_counts<Stage> const& c) {
+template <class Stage> KEEL_HOST double max_over_mean(load_counts<Stage> const& c) {
     int64_t top = 0;
     for (int64_t e = 0; e < c.experts(); ++e) top = c[e] > top ? c[e] : top;
     return c.total() == 0 ? 0.0 : static_cast<double>(top * c.experts()) / static_cast<double>(c.total());
 }
 
 /// The smallest count over the mean count. 0 where nothing was counted.
-template <class Stage> KEEL_FN double min_over_mean(load_counts<Stage> const& c) {
+template <class Stage> KEEL_HOST double min_over_mean(load_counts<Stage> const& c) {
     int64_t low = c.total();
     for (int64_t e = 0; e < c.experts(); ++e) low = c[e] < low ? c[e] : low;
     return c.total() == 0 ? 0.0 : static_cast<double>(low * c.experts()) / static_cast<double>(c.total());
@@ -117,7 +117,7 @@ template <class Stage> KEEL_FN double min_over_mean(load_counts<Stage> const& c)
 
 /// The entropy of the load over that of a uniform one, in [0, 1]: -sum(p log p) / log(experts), p = count / total; 1 for one
 /// expert, 0 where nothing was counted. Logarithms in fp32.
-template <class Stage> KEEL_FN double load_entropy(load_counts<Stage> const& c) {
+template <class Stage> KEEL_HOST double load_entropy(load_counts<Stage> const& c) {
     if (c.total() == 0) return 0.0;
     if (c.experts() == 1) return 1.0;
     double sum = 0.0;
@@ -129,7 +129,7 @@ template <class Stage> KEEL_FN double load_entropy(load_counts<Stage> const& c) 
 }
 
 /// Experts with less than 1% of the mean count, in exact integers. 0 where nothing was counted.
-template <class Stage> KEEL_FN int64_t dead_experts(load_counts<Stage> const& c) {
+template <class Stage> KEEL_HOST int64_t dead_experts(load_counts<Stage> const& c) {
     int64_t dead = 0;
     for (int64_t e = 0; e < c.experts(); ++e) dead += c[e] * c.experts() * 100 < c.total() ? 1 : 0;
     return dead;

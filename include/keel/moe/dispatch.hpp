@@ -31,7 +31,7 @@ template <class DY> struct combine_gradients {
 namespace keel::inline KEEL_ABI {
 
 /// The slots' shapes, and that `row_count` is what their offsets end at.
-template <class B> KEEL_FN void check_slots(validation& check, expert_slots where, int64_t tokens, char const* rows, int64_t row_count) {
+template <class B> KEEL_HOST void check_slots(validation& check, expert_slots where, int64_t tokens, char const* rows, int64_t row_count) {
     check.extent("where.slots", where.slots, 0, tokens).present("where.offsets", where.offsets);
     check.require(where.offsets.extent[0] >= 1, status_code::bad_shape, "where.offsets", "length", where.offsets.extent[0], "experts + 1");
     if constexpr (backend_traits<B>::space == memory_space::host)

@@ -35,7 +35,7 @@ namespace keel::inline KEEL_ABI {
 
 /// Makes the line from one call's demand and served counts and the layer's state.
 /// Status: bad_state where either was not filled, or where served exceeds demand; bad_shape where the experts differ.
-KEEL_FN status measure_balance(demand_counts const& demand, served_counts const& served, balance_state const& state, balance_line& line) {
+KEEL_HOST status measure_balance(demand_counts const& demand, served_counts const& served, balance_state const& state, balance_line& line) {
     int64_t const experts = demand.experts();
     validation check("measure_balance");
     detail::check_balance(check, state);

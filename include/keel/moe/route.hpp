@@ -35,16 +35,16 @@ struct route_backward_options {
 
 namespace keel::inline KEEL_ABI {
 
-KEEL_FN int64_t route_tiles(int64_t tokens) { return (tokens + route_tile_tokens - 1) / route_tile_tokens; }
+KEEL_HOST int64_t route_tiles(int64_t tokens) { return (tokens + route_tile_tokens - 1) / route_tile_tokens; }
 
 /// Bytes for route.
-KEEL_FN int64_t route_workspace(int64_t tokens, int64_t experts) {
+KEEL_HOST int64_t route_workspace(int64_t tokens, int64_t experts) {
     int64_t const cells = route_tiles(tokens) * experts;
     return workspace_total(workspace_bytes<float>(cells) + workspace_bytes<uint32_t>(cells));
 }
 
 /// The first failed requirement on ids: an index in [0, experts), or -1 where padding may stand.
-template <class I> KEEL_FN void check_ids(validation& check, view<I, 2> ids, int64_t experts) {
+template <class I> KEEL_HOST void check_ids(validation& check, view<I, 2> ids, int64_t experts) {
     for (int64_t t = 0; t < ids.extent[0] && check.ok(); ++t)
         for (int64_t j = 0; j < ids.extent[1]; ++j) {
             auto const id = static_cast<int64_t>(ids(t, j));

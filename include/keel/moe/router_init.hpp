@@ -97,7 +97,7 @@ template <row_backend B> status router_init(B const& be, view<float, 2> weights,
 }
 
 /// Bytes for calibrate_bias.
-KEEL_FN int64_t calibrate_bias_workspace(int64_t tokens, int64_t experts, int64_t k) {
+KEEL_HOST int64_t calibrate_bias_workspace(int64_t tokens, int64_t experts, int64_t k) {
     return workspace_total(workspace_bytes<int32_t>(tokens * k) + workspace_bytes<float>(tokens * k) + workspace_bytes<int64_t>(experts) +
                            workspace_bytes<float>(experts) + route_workspace(tokens, experts));
 }
