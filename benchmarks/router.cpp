@@ -113,13 +113,18 @@ void dispatch_and_combine(benchmark::State& state) {
     });
 }
 
+void route_fp32(benchmark::State& state, score_function f) { route_only<float>(state, f); }
+void route_bf16(benchmark::State& state, score_function f) { route_only<bf16>(state, f); }
+void route_place_fp32(benchmark::State& state, score_function f) { route_and_place<float>(state, f); }
+void forward_backward_fp32(benchmark::State& state, score_function f) { forward_and_backward<float>(state, f); }
+
 #define KEEL_ROUTER_CASES ->Args({8192, 64, 8})->Args({8192, 256, 8})->Unit(benchmark::kMillisecond)
-BENCHMARK_CAPTURE(route_only<float>, softmax, score_function::softmax) KEEL_ROUTER_CASES;
-BENCHMARK_CAPTURE(route_only<float>, sigmoid, score_function::sigmoid) KEEL_ROUTER_CASES;
-BENCHMARK_CAPTURE(route_only<float>, sqrt_softplus, score_function::sqrt_softplus) KEEL_ROUTER_CASES;
-BENCHMARK_CAPTURE(route_only<bf16>, sigmoid, score_function::sigmoid) KEEL_ROUTER_CASES;
-BENCHMARK_CAPTURE(route_and_place<float>, sigmoid, score_function::sigmoid) KEEL_ROUTER_CASES;
-BENCHMARK_CAPTURE(forward_and_backward<float>, sigmoid, score_function::sigmoid) KEEL_ROUTER_CASES;
+BENCHMARK_CAPTURE(route_fp32, softmax, score_function::softmax) KEEL_ROUTER_CASES;
+BENCHMARK_CAPTURE(route_fp32, sigmoid, score_function::sigmoid) KEEL_ROUTER_CASES;
+BENCHMARK_CAPTURE(route_fp32, sqrt_softplus, score_function::sqrt_softplus) KEEL_ROUTER_CASES;
+BENCHMARK_CAPTURE(route_bf16, sigmoid, score_function::sigmoid) KEEL_ROUTER_CASES;
+BENCHMARK_CAPTURE(route_place_fp32, sigmoid, score_function::sigmoid) KEEL_ROUTER_CASES;
+BENCHMARK_CAPTURE(forward_backward_fp32, sigmoid, score_function::sigmoid) KEEL_ROUTER_CASES;
 BENCHMARK(dispatch_and_combine)->Args({2048, 64, 8, 1024})->Unit(benchmark::kMillisecond);
 
 } // namespace

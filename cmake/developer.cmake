@@ -46,4 +46,6 @@ function(keel_need_eigen)
     add_library(keel_eigen INTERFACE)
     target_link_libraries(keel_eigen INTERFACE Eigen3::Eigen)
     target_compile_definitions(keel_eigen INTERFACE EIGEN_DONT_PARALLELIZE)
+    # gcc 12 takes the _mm512_undefined_ps of its own header for a mistake of Eigen's.
+    target_compile_options(keel_eigen INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized -Wno-maybe-uninitialized>)
 endfunction()
