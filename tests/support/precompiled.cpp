@@ -1,2 +1,0 @@
-// The translation unit for whose sake CMake precompiles catch.hpp; all test executables use the result.
-#include "catch.hpp"
