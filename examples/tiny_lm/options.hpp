@@ -17,11 +17,11 @@ enum class precision { fp32, bf16, fp8 };
 struct options {
     std::vector<std::string> text; ///< files to learn
     precision mode = precision::bf16;
-    std::int64_t steps = 1500;   ///< of the whole run, resumed or not
+    std::int64_t steps = 500;    ///< of the whole run, resumed or not
     std::int64_t batch = 16;     ///< sequences a step
     std::int64_t sequence = 256; ///< tokens a sequence
     model_shape model;
-    double learning_rate = 0.02;       ///< Muon's, for the matrices
+    double learning_rate = 0.006;      ///< Muon's, for the matrices
     double adam_learning_rate = 0.003; ///< AdamW's, for everything else
     double weight_decay = 0.1;
     std::int64_t warmup = 50; ///< steps of linearly rising learning rates

@@ -65,7 +65,7 @@ template <class X, class D, class Y> void check_forward(data_kind kind, int64_t 
     CHECK(y.untouched());
     auto const expected = y.contents();
     auto const expected_r = r.contents();
-    for_each_backend([&](std::string const& name, auto const& be) {
+    auto const agrees = [&](std::string const& name, auto const& be) {
         INFO(name);
         guarded_matrix<Y> z(3, width, 3);
         guarded_matrix<float> s(1, 3);
@@ -73,7 +73,10 @@ template <class X, class D, class Y> void check_forward(data_kind kind, int64_t 
         CHECK(z.contents() == expected);
         CHECK(s.contents() == expected_r);
         CHECK(z.untouched());
-    });
+    };
+    // Every backend with bf16 in and out; the other formats differ in their load and store alone, which tests/backend covers.
+    if constexpr (std::is_same_v<X, keel::bf16> && std::is_same_v<Y, keel::bf16>) for_each_backend(agrees);
+    else agrees("cpu", keel::cpu{});
 }
 
 } // namespace
