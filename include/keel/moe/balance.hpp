@@ -16,8 +16,8 @@
 
 namespace keel {
 
-/// Words before the ledger's list of micro-batches.
-inline constexpr int64_t balance_ledger_header = 7;
+/// Words before the ledger's list of micro-batches; those that nothing uses stay 0, so that a checkpoint outlives additions.
+inline constexpr int64_t balance_ledger_header = 16;
 /// Elements of a ledger for up to this many micro-batches a step.
 KEEL_FN constexpr int64_t balance_ledger_size(int64_t micro_batches) { return balance_ledger_header + micro_batches; }
 

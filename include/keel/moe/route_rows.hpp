@@ -159,8 +159,8 @@ template <class L, class I> struct route_row {
             int64_t const index = g.arg_max(experts, [&](auto at) {
                 U const second = rank_word(g.load(z, at)), first = biased == nullptr ? second : rank_word(g.load(biased, at));
                 auto const later = gt(g.position(at), U(static_cast<uint32_t>(last_index)));
-                auto const after = gt(U(last.secondary), second) | (eq(U(last.secondary), second) & later);
-                auto const left = gt(U(last.primary), first) | (eq(U(last.primary), first) & after);
+                auto const after = either(gt(U(last.secondary), second), both(eq(U(last.secondary), second), later));
+                auto const left = either(gt(U(last.primary), first), both(eq(U(last.primary), first), after));
                 return arg_max_keys<U>{select(left, first, U(0u)), select(left, second, U(0u))};
             });
             last.secondary = rank_word(load_element(z + index));
