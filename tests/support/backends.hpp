@@ -1,4 +1,7 @@
 // Every backend that this translation unit's flags allow, for tests that a primitive does the same on all of them.
+//
+// With KEEL_NATIVE_ONLY (tests/bits/run.py by default): the reference and the best architecture alone. Unit tests compare all of
+// them within one build; across builds each level stands for itself.
 #pragma once
 
 #include <string>
@@ -28,6 +31,9 @@ template <class Fn> void for_each_cpu(Fn fn) {
         for (auto const* threads : {&one, &two})
             fn(std::string("cpu ") + Arch::name() + (threads == &two ? " x2" : ""), keel::cpu<Arch, one_or_two_threads>{*threads});
     };
+#if defined(KEEL_NATIVE_ONLY)
+    both(keel::native_arch{});
+#else
     both(keel::arch::scalar{});
 #if defined(__SSE2__)
     both(keel::arch::sse2{});
@@ -44,12 +50,15 @@ template <class Fn> void for_each_cpu(Fn fn) {
 #if defined(__aarch64__)
     both(keel::arch::neon{});
 #endif
+#endif
 }
 
 /// fn(name, backend) for the reference, the lockstep warp and every CPU backend.
 template <class Fn> void for_each_backend(Fn fn) {
     fn(std::string("reference"), keel::reference{});
+#if !defined(KEEL_NATIVE_ONLY)
     fn(std::string("simt<32>"), keel::simt<32>{});
+#endif
     for_each_cpu(fn);
 }
 

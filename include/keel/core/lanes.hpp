@@ -11,7 +11,7 @@
 // operations for float; the other types offer the same names, found by argument-dependent lookup.
 //
 // The operations are exactly those that IEEE 754 rounds correctly (+ - * / sqrt fma) and integer ones, so every lane type
-// yields the same bits. Scalars convert: `v * 2.0f`, `u & 0xffu`, `F(1.0f)`, `U(7u)`; masks combine with & and |. Two rules keep it so: a product never meets + or - outside fma (compilers contract them), and no
+// yields the same bits. Scalars convert: `v * 2.0f`, `u & 0xffu`, `F(1.0f)`, `U(7u)`; masks combine with both() and either(). Two rules keep it so: a product never meets + or - outside fma (compilers contract them), and no
 // minimum, maximum or comparison looks at floats (a NaN would depend on the operand's side): those act on bits.
 #pragma once
 
@@ -91,6 +91,16 @@ KEEL_FN bool gt(uint32_t a, uint32_t b) { return a > b; } ///< unsigned a > b
 KEEL_FN bool eq(uint32_t a, uint32_t b) { return a == b; }
 KEEL_FN uint32_t select(bool m, uint32_t a, uint32_t b) { return m ? a : b; }
 KEEL_FN float select(bool m, float a, float b) { return m ? a : b; }
+
+/// Masks combined; for bool without the warning that & and | of two calls draw.
+template <class M> KEEL_FN M both(M const& a, M const& b) {
+    if constexpr (std::is_same_v<M, bool>) return a && b;
+    else return a & b;
+}
+template <class M> KEEL_FN M either(M const& a, M const& b) {
+    if constexpr (std::is_same_v<M, bool>) return a || b;
+    else return a | b;
+}
 
 // --- derived, for every lane type --------------------------------------------------------------------------------------
 

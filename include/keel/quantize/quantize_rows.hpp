@@ -50,12 +50,12 @@ template <class G, class W> struct quantize_tally {
 
     template <class Code, class F> KEEL_FN void add_elements(F const& x, F const& scaled) {
         U const m = magnitude(x), s = magnitude(scaled), one(1u), none(0u);
-        saturated = saturated + select(gt(U(infinity_bits), m) & gt(s, U(overflow_boundary<Code>)), one, none);
-        flushed = flushed + select(gt(m, none) & gt(U(bits(format_traits<Code>::min_subnormal() * 0.5f) + 1u), s), one, none);
+        saturated = saturated + select(both(gt(U(infinity_bits), m), gt(s, U(overflow_boundary<Code>))), one, none);
+        flushed = flushed + select(both(gt(m, none), gt(U(bits(format_traits<Code>::min_subnormal() * 0.5f) + 1u), s)), one, none);
         non_finite = non_finite + select(gt(m, U(infinity_bits - 1)), one, none);
     }
     template <class Block, class F> KEEL_FN void add_scale(Block const& b, F const& scale) {
-        auto const counted = b.valid() & gt(W(infinity_bits), magnitude(scale));
+        auto const counted = both(b.valid(), gt(W(infinity_bits), magnitude(scale)));
         scale_min = umin(scale_min, select(counted, bits(scale), W(0xffffffffu)));
         scale_max = umax(scale_max, select(counted, bits(scale), W(0u)));
     }
