@@ -94,7 +94,7 @@ template <matmul_backend B> int64_t matmul_workspace(B const& be, int64_t m, int
 ///                hardware's bf16 dot flushes them, and says so). k = 0: acc = +0. m or n = 0: nothing to do.
 /// Aliasing       c shares no memory with a or b.
 /// Workspace      matmul_workspace(be, m, n, k); sizes only, never threads.
-/// Cost           2 m n k flops (half of it symmetric); each operand is read once for every 2048 rows or columns of C.
+/// Cost           2 m n k flops (half of it symmetric); each operand is read once for every 2112 rows or columns of C.
 /// Source         blocking after Goto and van de Geijn 2008; the order contract is keel's own.
 /// Example        matmul(be, x, transposed(w), y, {}, ws).or_throw();    // y = x w^T
 template <matmul_backend Backend, class A, class B, class C> status
@@ -122,28 +122,25 @@ matmul(Backend const& be, view<A, 3> a, view<B, 3> b, view<C, 3> c, matmul_optio
 /// Status         as matmul, and bad_option for offsets.
 /// Workspace      matmul_workspace(be, rows, n, k, groups): it does not depend on the offsets.
 /// The bits of a row are those of matmul on that row alone. For input gradients pass b with its last two dimensions exchanged.
-template <matmul_backend Backend, class A, class B, class C, class O>
-    requires std::is_same_v<std::remove_const_t<O>, int64_t>
-        status grouped_matmul(Backend const& be, view<A, 2> a, view<B, 3> b, view<C, 2> c, view<O, 1> offsets,
-                              matmul_options options = {}, workspace ws = {}) {
-        product_set const set{layout_of(a), layout_of(b), layout_of(c), b.extent[0],  a.extent[0],
-                              b.extent[2],  a.extent[1],  offsets.data, ragged::rows, options};
-        return detail::run_products<A, B, C>(be, detail::check_row_groups<A, B, C>(a, b, c, offsets, options), set, ws);
-    }
+template <matmul_backend Backend, class A, class B, class C>
+status grouped_matmul(Backend const& be, view<A, 2> a, view<B, 3> b, view<C, 2> c, view<int64_t const, 1> offsets,
+                      matmul_options options = {}, workspace ws = {}) {
+    product_set const set{layout_of(a), layout_of(b), layout_of(c), b.extent[0],  a.extent[0],
+                          b.extent[2],  a.extent[1],  offsets.data, ragged::rows, options};
+    return detail::run_products<A, B, C>(be, detail::check_row_groups(a, b, c, offsets, options), set, ws);
+}
 
 /// The sum over k cut into groups (the experts' weight gradients): c[g] = alpha * a[:, rows of g] * b[rows of g, :] + beta * c[g].
 ///
 /// Shapes         a [m, rows] (X^T is transposed(x)), b [rows, n], c [groups, m, n]; offsets as above. An empty group sums to +0.
 /// Workspace      matmul_workspace(be, m, n, rows, groups).
-template <matmul_backend Backend, class A, class B, class C, class O>
-    requires std::is_same_v<std::remove_const_t<O>, int64_t>
-        status grouped_matmul(Backend const& be, view<A, 2> a, view<B, 2> b, view<C, 3> c, view<O, 1> offsets,
-                              matmul_options options = {}, workspace ws = {}) {
-        product_set const set{layout_of(a), layout_of(b), layout_of(c), c.extent[0],   a.extent[0],
-                              b.extent[1],  a.extent[1],  offsets.data, ragged::depth, options};
-        return detail::run_products<A, B, C>(be, detail::check_depth_groups<A, B, C>(a, b, c, offsets, options), set,
-                                             ws);
-    }
+template <matmul_backend Backend, class A, class B, class C>
+status grouped_matmul(Backend const& be, view<A, 2> a, view<B, 2> b, view<C, 3> c, view<int64_t const, 1> offsets,
+                      matmul_options options = {}, workspace ws = {}) {
+    product_set const set{layout_of(a), layout_of(b), layout_of(c), c.extent[0],   a.extent[0],
+                          b.extent[1],  a.extent[1],  offsets.data, ragged::depth, options};
+    return detail::run_products<A, B, C>(be, detail::check_depth_groups(a, b, c, offsets, options), set, ws);
+}
 
 /// For block-scaled operands (quantize/scaled_matmul.hpp checks the arguments): every block of scales.length consecutive k sums
 /// from zero, then total = fma(block, scale_a * scale_b, total); C from the total as in matmul. Workspace as matmul.
