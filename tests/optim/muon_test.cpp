@@ -150,14 +150,14 @@ TEST_CASE("a list on two threads gives the bits of one call a parameter on one")
         return p;
     };
     auto one_by_one = make(), together = make(), threaded = make(), reversed = make();
-    keel::thread_pool const pool(2), wide(16);
+    keel::thread_pool const two(2), sixteen(16);
     for (int t = 0; t < 2; ++t) {
         for (auto& p : one_by_one) step(be, {&p}, open, {}).or_throw();
         step(be, pointers(together), open, {}).or_throw();
-        step(keel::cpu(pool), pointers(threaded), open, {}).or_throw();
+        step(keel::cpu(two), pointers(threaded), open, {}).or_throw();
         auto list = pointers(reversed);
         std::reverse(list.begin(), list.end());
-        step(keel::cpu(wide), list, open, {}).or_throw(); // more threads than matrices: they go into the products
+        step(keel::cpu(sixteen), list, open, {}).or_throw(); // more threads than matrices: they go into the products
     }
     for (std::size_t i = 0; i < one_by_one.size(); ++i) {
         INFO("parameter " << i);

@@ -1,12 +1,12 @@
 // Newton-Schulz against the SVD in double: the map it applies to singular values, and the properties an optimiser relies on.
 #include <limits>
 
+#include <keel/backend/cpu/cpu.hpp>
 #include <keel/backend/cpu/matmul.hpp>
 #include <keel/optim/newton_schulz.hpp>
 #include <optim/matrices.hpp>
+#include <support/backends.hpp>
 #include <support/catch.hpp>
-
-#include <keel/backend/cpu/cpu.hpp>
 
 using namespace keel_test;
 using keel::bf16;
@@ -189,6 +189,28 @@ TEST_CASE("the result is odd, follows transposition and permutation, and never p
         orthogonalise<float>(in.view(), straight.view()).or_throw();
         CHECK(to_matrix(turned) == to_matrix(straight).transpose());
         CHECK(turned.untouched());
+    }
+}
+
+TEST_CASE("a batch is its matrices one by one, on any number of threads") { // a norm without keepdim: batch = rows hides it
+    for (auto [batch, r, c] : {std::tuple<int64_t, int64_t, int64_t>{6, 6, 9}, {5, 20, 11}, {3, 1, 4}}) {
+        std::vector<float> u = floats(data_kind::normal, batch * r * c, 23), one(u.size()), all(u.size()), error(6), errors(6);
+        for (std::size_t i = 0; i < u.size(); ++i) u[i] *= std::pow(10.0f, static_cast<float>(i / static_cast<std::size_t>(r * c)));
+        for (int64_t i = 0; i < batch; ++i)
+            orthogonalise<float>(keel::rows(u.data() + i * r * c, r, c), keel::rows(one.data() + i * r * c, r, c), {}, &error[static_cast<std::size_t>(i)])
+                .or_throw();
+        for (int64_t threads : {1, 2, 16}) {
+            INFO(batch << " of " << r << "x" << c << " on " << threads);
+            keel::thread_pool const pool(threads);
+            one_or_two_threads const executor{&pool};
+            keel::cpu const backend(executor);
+            scratch memory(keel::newton_schulz_workspace(backend, r, c, batch));
+            keel::newton_schulz(backend, keel::cube(u.data(), batch, r, c), keel::cube(all.data(), batch, r, c),
+                                {.orthogonality_error = keel::vec(errors.data(), batch)}, {}, memory.get())
+                .or_throw();
+            CHECK(all == one);
+            CHECK(errors == error);
+        }
     }
 }
 
