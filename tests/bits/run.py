@@ -2,8 +2,9 @@
 """Same bits everywhere: each tests/bits/*.cpp prints lines `<case> <digest>`; this driver builds it for every architecture
 level, runs what this machine executes (AArch64 under qemu), and requires equal lines. What cannot run is skipped aloud.
 
-By default each level is built once, with compilers in turn, and runs the reference and its own architecture; --all builds each with
-both compilers and at two optimisation levels, and runs every backend in each. The objects of one program at different levels must also share no weak symbol of keel."""
+By default each level is built once, by compilers and optimisation in turn, and runs the reference and its own architecture;
+--all builds each with both compilers and at two optimisation levels, and runs every backend in each. The objects of one
+program at different levels must also share no weak symbol of keel."""
 import itertools
 import pathlib
 import platform
@@ -37,7 +38,7 @@ class build:
 
 
 def plan(programs, options):
-    """The builds to make. Compilers take turns over the levels, so that the default covers both without doing all twice."""
+    """The builds to make. Compilers and optimisation take turns over the levels, so that the default covers both at one price."""
     x86 = platform.machine() in ("x86_64", "AMD64")
     native = X86_LEVELS if x86 else ARM_LEVELS
     here_executed = [level for level in native if not level[2] or level[2] <= symbols.cpu_flags()]
@@ -53,17 +54,14 @@ def plan(programs, options):
         else:
             print("aarch64: needs aarch64-linux-gnu-g++ and qemu-aarch64, skipped")
 
+    turns = list(zip(reversed(compilers), ("O1", "O2")))
     builds = []
     for program in programs:
-        for level, compiler in zip(here_executed, itertools.cycle(reversed(compilers))):
-            builds.append(build(program, level, compiler, "O2"))
-            if options.all:
-                builds += [build(program, level, c, "O1") for c in compilers]
-                builds += [build(program, level, c, "O2") for c in compilers if c != compiler]
+        for level, turn in zip(here_executed, itertools.cycle(turns)):
+            chosen = itertools.product(compilers, ("O1", "O2")) if options.all else [turn]
+            builds += [build(program, level, compiler, optimisation) for compiler, optimisation in chosen]
         for level, compiler, start in foreign:
-            builds.append(build(program, level, compiler, "O2", start))
-            if options.all:
-                builds.append(build(program, level, compiler, "O1", start))
+            builds += [build(program, level, compiler, o, start) for o in (("O1", "O2") if options.all else ("O1",))]
     return builds
 
 
