@@ -103,7 +103,7 @@ template <int which> float turns_part(float x) {
 double sine_of_turns(double x) {
     double const quarters = std::rint(4 * x);
     double const angle = 2 * 3.14159265358979323846 * (x - quarters / 4);
-    switch (static_cast<int64_t>(quarters) & 3) {
+    switch (static_cast<int64_t>(std::fmod(quarters, 4.0)) & 3) {
     case 0:
         return std::sin(angle);
     case 1:
