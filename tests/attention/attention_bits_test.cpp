@@ -29,9 +29,11 @@ template <class T> void copy_rows(guarded_matrix<T> const& from, int64_t first, 
 TEST_CASE("gated_attention has the reference's bits on a lockstep warp, and on any data") {
     attention_setup const s{.lengths = {70, 1, 530}, .heads = 3, .kv_heads = 1, .head_dim = 20, .gate_dim = 20};
     CHECK(attention_result<keel::bf16>(s, keel::simt<32>{}) == attention_result<keel::bf16>(s, keel::reference{}));
-    for (data_kind kind : {data_kind::normal, data_kind::with_nan, data_kind::with_inf, data_kind::mixed_scales, data_kind::any_bits, data_kind::tiny})
+    for (data_kind kind : {data_kind::normal, data_kind::with_nan, data_kind::with_inf, data_kind::mixed_scales,
+                           data_kind::any_bits, data_kind::tiny})
         for (int64_t gate : {0, 1}) {
-            attention_setup const f{.lengths = {130, 20}, .heads = 4, .kv_heads = 2, .head_dim = 9, .gate_dim = gate, .kind = kind};
+            attention_setup const f{
+                .lengths = {130, 20}, .heads = 4, .kv_heads = 2, .head_dim = 9, .gate_dim = gate, .kind = kind};
             INFO(name_of(kind) << " gate " << gate);
             CHECK(attention_result<float>(f, keel::cpu{}) == attention_result<float>(f, keel::reference{}));
         }
@@ -70,7 +72,8 @@ TEST_CASE("a token's outputs and dq do not change when a later token does, be it
         for (int64_t changed : {1, 37, 64, 511, 512, 555, 599}) {
             INFO("token " << changed << " set to " << poison);
             attention_case<float> after(s);
-            for (int64_t j = 0; j < 40; ++j) after.q.set(changed, j, poison), after.gate.set(changed, j, poison), after.dy.set(changed, j, poison);
+            for (int64_t j = 0; j < 40; ++j)
+                after.q.set(changed, j, poison), after.gate.set(changed, j, poison), after.dy.set(changed, j, poison);
             for (int64_t j = 0; j < 20; ++j) after.k.set(changed, j, poison), after.v.set(changed, j, poison);
             after.forward(keel::cpu{});
             after.backward(keel::cpu{});

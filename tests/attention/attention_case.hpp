@@ -26,7 +26,9 @@ struct attention_setup {
         for (int64_t l : lengths) n += l;
         return n;
     }
-    double factor() const { return scale != 0 ? static_cast<double>(scale) : 1 / std::sqrt(static_cast<double>(head_dim)); }
+    double factor() const {
+        return scale != 0 ? static_cast<double>(scale) : 1 / std::sqrt(static_cast<double>(head_dim));
+    }
     keel::attention_shape shape() const { return {tokens(), heads, kv_heads, head_dim}; }
 };
 
@@ -41,9 +43,11 @@ template <class T> struct attention_case {
           k(s.tokens(), s.kv_heads * s.head_dim, 1, values(s, s.kv_heads * s.head_dim, 2)),
           v(s.tokens(), s.kv_heads * s.head_dim, 5, values(s, s.kv_heads * s.head_dim, 3)),
           gate(s.tokens(), s.heads * s.gate_dim, 1, values(s, s.heads * s.gate_dim, 4)),
-          dy(s.tokens(), s.heads * s.head_dim, 0, values(s, s.heads * s.head_dim, 5)), y(s.tokens(), s.heads * s.head_dim, 1),
-          dq(s.tokens(), s.heads * s.head_dim, 1), dk(s.tokens(), s.kv_heads * s.head_dim), dv(s.tokens(), s.kv_heads * s.head_dim, 2),
-          dgate(s.tokens(), s.heads * s.gate_dim, 1), lse(s.tokens(), s.heads, 1), max_logit(1, s.heads), first_token(1, s.heads), entropy(1, s.heads) {
+          dy(s.tokens(), s.heads * s.head_dim, 0, values(s, s.heads * s.head_dim, 5)),
+          y(s.tokens(), s.heads * s.head_dim, 1), dq(s.tokens(), s.heads * s.head_dim, 1),
+          dk(s.tokens(), s.kv_heads * s.head_dim), dv(s.tokens(), s.kv_heads * s.head_dim, 2),
+          dgate(s.tokens(), s.heads * s.gate_dim, 1), lse(s.tokens(), s.heads, 1), max_logit(1, s.heads),
+          first_token(1, s.heads), entropy(1, s.heads) {
         for (int64_t l : s.lengths) offsets.push_back(offsets.back() + l);
     }
 
@@ -51,41 +55,49 @@ template <class T> struct attention_case {
         if (setup.gate_dim == 0) return {};
         return heads_of(gate, setup.heads, setup.gate_dim);
     }
-    keel::view<int64_t const, 1> documents() { return keel::vec(static_cast<int64_t const*>(offsets.data()), static_cast<int64_t>(offsets.size())); }
+    keel::view<int64_t const, 1> documents() {
+        return keel::vec(static_cast<int64_t const*>(offsets.data()), static_cast<int64_t>(offsets.size()));
+    }
 
     template <class B> void forward(B const& be) {
         scratch ws(keel::gated_attention_workspace<T>(be, setup.shape()));
-        keel::gated_attention(be, heads_of(q, setup.heads, setup.head_dim), heads_of(k, setup.kv_heads, setup.head_dim),
-                              heads_of(v, setup.kv_heads, setup.head_dim), gate_view(), documents(), heads_of(y, setup.heads, setup.head_dim),
-                              {.lse = lse.view()},
-                              {.max_logit = max_logit.vec(), .first_token_sum = first_token.vec(), .entropy_sum = entropy.vec()},
-                              {.scale = setup.scale}, ws.get())
+        keel::gated_attention(
+            be, heads_of(q, setup.heads, setup.head_dim), heads_of(k, setup.kv_heads, setup.head_dim),
+            heads_of(v, setup.kv_heads, setup.head_dim), gate_view(), documents(),
+            heads_of(y, setup.heads, setup.head_dim), {.lse = lse.view()},
+            {.max_logit = max_logit.vec(), .first_token_sum = first_token.vec(), .entropy_sum = entropy.vec()},
+            {.scale = setup.scale}, ws.get())
             .or_throw();
     }
     template <class B> void backward(B const& be) {
-        keel::attention_gradients<T> out{heads_of(dq, setup.heads, setup.head_dim), heads_of(dk, setup.kv_heads, setup.head_dim),
-                                         heads_of(dv, setup.kv_heads, setup.head_dim), {}};
+        keel::attention_gradients<T> out{heads_of(dq, setup.heads, setup.head_dim),
+                                         heads_of(dk, setup.kv_heads, setup.head_dim),
+                                         heads_of(dv, setup.kv_heads, setup.head_dim),
+                                         {}};
         if (setup.gate_dim != 0) out.dgate = heads_of(dgate, setup.heads, setup.gate_dim);
         backward(be, out);
     }
     template <class B> void backward(B const& be, keel::attention_gradients<T> out) {
         scratch ws(keel::gated_attention_backward_workspace<T>(be, setup.shape()));
-        keel::gated_attention_backward(be, heads_of(dy, setup.heads, setup.head_dim), heads_of(q, setup.heads, setup.head_dim),
-                                       heads_of(k, setup.kv_heads, setup.head_dim), heads_of(v, setup.kv_heads, setup.head_dim), gate_view(),
-                                       documents(), heads_of(y, setup.heads, setup.head_dim), {.lse = lse.view()}, out, {.scale = setup.scale},
-                                       ws.get())
+        keel::gated_attention_backward(
+            be, heads_of(dy, setup.heads, setup.head_dim), heads_of(q, setup.heads, setup.head_dim),
+            heads_of(k, setup.kv_heads, setup.head_dim), heads_of(v, setup.kv_heads, setup.head_dim), gate_view(),
+            documents(), heads_of(y, setup.heads, setup.head_dim), {.lse = lse.view()}, out, {.scale = setup.scale},
+            ws.get())
             .or_throw();
     }
     bool untouched() const {
-        return y.untouched() && lse.untouched() && dq.untouched() && dk.untouched() && dv.untouched() && dgate.untouched();
+        return y.untouched() && lse.untouched() && dq.untouched() && dk.untouched() && dv.untouched() &&
+               dgate.untouched();
     }
     uint64_t result() const {
         digest d;
-        d.add(y), d.add(lse), d.add(max_logit), d.add(first_token), d.add(entropy), d.add(dq), d.add(dk), d.add(dv), d.add(dgate);
+        d.add(y), d.add(lse), d.add(max_logit), d.add(first_token), d.add(entropy), d.add(dq), d.add(dk), d.add(dv),
+            d.add(dgate);
         return d.value();
     }
 
-  private:
+private:
     static std::vector<float> values(attention_setup const& s, int64_t width, uint64_t which) {
         return floats(s.kind, s.tokens() * width, 16 * s.seed + which);
     }
@@ -103,7 +115,9 @@ template <class T, class B> uint64_t attention_result(attention_setup const& s, 
 struct measured {
     std::vector<double> value, magnitude;
     explicit measured(int64_t n = 0) : value(static_cast<std::size_t>(n)), magnitude(static_cast<std::size_t>(n)) {}
-    void add(int64_t i, double v, double m) { value[static_cast<std::size_t>(i)] += v, magnitude[static_cast<std::size_t>(i)] += m; }
+    void add(int64_t i, double v, double m) {
+        value[static_cast<std::size_t>(i)] += v, magnitude[static_cast<std::size_t>(i)] += m;
+    }
 };
 
 struct attention_oracle {
@@ -113,10 +127,11 @@ struct attention_oracle {
     /// From any source of doubles: q(token, column) and so on.
     template <class Q, class K, class V, class Z, class DY>
     attention_oracle(attention_setup const& s, Q const& q, K const& k, V const& v, Z const& z, DY const& dy)
-        : y(s.tokens() * s.heads * s.head_dim), dq(s.tokens() * s.heads * s.head_dim), dk(s.tokens() * s.kv_heads * s.head_dim),
-          dv(s.tokens() * s.kv_heads * s.head_dim), dgate(s.tokens() * s.heads * s.gate_dim), lse(static_cast<std::size_t>(s.tokens() * s.heads)),
-          max_logit(static_cast<std::size_t>(s.heads), -std::numeric_limits<double>::infinity()), first_token(static_cast<std::size_t>(s.heads)),
-          entropy(static_cast<std::size_t>(s.heads)) {
+        : y(s.tokens() * s.heads * s.head_dim), dq(s.tokens() * s.heads * s.head_dim),
+          dk(s.tokens() * s.kv_heads * s.head_dim), dv(s.tokens() * s.kv_heads * s.head_dim),
+          dgate(s.tokens() * s.heads * s.gate_dim), lse(static_cast<std::size_t>(s.tokens() * s.heads)),
+          max_logit(static_cast<std::size_t>(s.heads), -std::numeric_limits<double>::infinity()),
+          first_token(static_cast<std::size_t>(s.heads)), entropy(static_cast<std::size_t>(s.heads)) {
         int64_t const d = s.head_dim, width = s.heads * d, kv_width = s.kv_heads * d;
         int64_t begin = 0;
         for (int64_t length : s.lengths) {
@@ -143,19 +158,22 @@ struct attention_oracle {
                     for (int64_t c = 0; c < d; ++c)
                         for (int64_t j = 0; j <= i; ++j) {
                             double const part = p[static_cast<std::size_t>(j)] * v(begin + j, kv * d + c);
-                            o[static_cast<std::size_t>(c)] += part, o_size[static_cast<std::size_t>(c)] += std::abs(part);
+                            o[static_cast<std::size_t>(c)] += part,
+                                o_size[static_cast<std::size_t>(c)] += std::abs(part);
                         }
                     double products = 0, products_size = 0;
                     for (int64_t c = 0; c < d; ++c) {
                         auto const e = static_cast<std::size_t>(c);
                         int64_t const at = token * s.heads * s.gate_dim + h * s.gate_dim + (s.gate_dim == 1 ? 0 : c);
                         double const logit = s.gate_dim == 0 ? 0 : z(token, h * s.gate_dim + (s.gate_dim == 1 ? 0 : c));
-                        double const open = s.gate_dim == 0 ? 1 : 1 / (1 + std::exp(-logit)), shut = s.gate_dim == 0 ? 0 : 1 / (1 + std::exp(logit));
+                        double const open = s.gate_dim == 0 ? 1 : 1 / (1 + std::exp(-logit)),
+                                     shut = s.gate_dim == 0 ? 0 : 1 / (1 + std::exp(logit));
                         double const g = dy(token, h * d + c);
                         y.add(token * width + h * d + c, o[e] * open, o_size[e] * open);
                         upper[e] = g * open;
                         products += upper[e] * o[e], products_size += std::abs(upper[e]) * o_size[e];
-                        if (s.gate_dim != 0) dgate.add(at, g * o[e] * open * shut, std::abs(g) * o_size[e] * open * shut);
+                        if (s.gate_dim != 0)
+                            dgate.add(at, g * o[e] * open * shut, std::abs(g) * o_size[e] * open * shut);
                     }
                     for (int64_t j = 0; j <= i; ++j) {
                         double dp = 0, dp_size = 0;
@@ -165,7 +183,8 @@ struct attention_oracle {
                             dp += u * x, dp_size += std::abs(u * x);
                             dv.add((begin + j) * kv_width + kv * d + c, pj * u, pj * std::abs(u));
                         }
-                        double const ds = pj * (dp - products) * s.factor(), ds_size = pj * (dp_size + products_size) * std::abs(s.factor());
+                        double const ds = pj * (dp - products) * s.factor(),
+                                     ds_size = pj * (dp_size + products_size) * std::abs(s.factor());
                         for (int64_t c = 0; c < d; ++c) {
                             double const kk = k(begin + j, kv * d + c), qq = q(token, h * d + c);
                             dq.add(token * width + h * d + c, ds * kk, ds_size * std::abs(kk));
@@ -195,7 +214,8 @@ template <class T> int64_t outside(guarded_matrix<T> const& got, measured const&
     for (int64_t i = 0; i < got.rows(); ++i)
         for (int64_t j = 0; j < got.columns(); ++j) {
             auto const e = static_cast<std::size_t>(i * got.columns() + j);
-            double const allowed = want.magnitude[e] * rounding_share<T> + std::abs(want.value[e]) * half_ulp + 0x1p-120;
+            double const allowed =
+                want.magnitude[e] * rounding_share<T> + std::abs(want.value[e]) * half_ulp + 0x1p-120;
             if (!(std::abs(got.at(i, j) - want.value[e]) <= allowed)) ++count;
         }
     return count;

@@ -9,8 +9,8 @@ using namespace keel_test;
 namespace {
 
 template <class T> void check_backward(attention_setup const& setup) {
-    INFO("heads " << setup.heads << "/" << setup.kv_heads << " head_dim " << setup.head_dim << " gate " << setup.gate_dim << " "
-                  << name_of(setup.kind) << " first document " << setup.lengths[0]);
+    INFO("heads " << setup.heads << "/" << setup.kv_heads << " head_dim " << setup.head_dim << " gate "
+                  << setup.gate_dim << " " << name_of(setup.kind) << " first document " << setup.lengths[0]);
     attention_case<T> c(setup);
     c.forward(keel::cpu{});
     c.backward(keel::cpu{});
@@ -47,7 +47,8 @@ TEST_CASE("gated_attention's gradients match finite differences of the formula i
         };
         auto const dy = flat(c.dy);
         auto const loss = [&] {
-            attention_oracle const o(s, reader(x.q, 20), reader(x.k, 10), reader(x.v, 10), reader(x.gate, 4 * gate), reader(dy, 20));
+            attention_oracle const o(s, reader(x.q, 20), reader(x.k, 10), reader(x.v, 10), reader(x.gate, 4 * gate),
+                                     reader(dy, 20));
             double total = 0;
             for (std::size_t i = 0; i < dy.size(); ++i) total += dy[i] * o.y.value[i];
             return total;
@@ -75,16 +76,20 @@ TEST_CASE("gated_attention's gradients match finite differences of the formula i
 TEST_CASE("gated_attention's gradients match textbook gradients from the ungated output, in both formats") {
     for (int64_t d : {1, 5, 17, 64, 80})
         for (int64_t gate : {int64_t{0}, int64_t{1}, d}) {
-            check_backward<float>({.lengths = {67, 1, 0, 64, 13}, .heads = 4, .kv_heads = 2, .head_dim = d, .gate_dim = gate});
-            check_backward<keel::bf16>({.lengths = {67, 1, 0, 64, 13}, .heads = 4, .kv_heads = 2, .head_dim = d, .gate_dim = gate});
+            check_backward<float>(
+                {.lengths = {67, 1, 0, 64, 13}, .heads = 4, .kv_heads = 2, .head_dim = d, .gate_dim = gate});
+            check_backward<keel::bf16>(
+                {.lengths = {67, 1, 0, 64, 13}, .heads = 4, .kv_heads = 2, .head_dim = d, .gate_dim = gate});
         }
-    for (int64_t heads : {1, 3, 12}) check_backward<float>({.lengths = {70, 66}, .heads = heads, .kv_heads = 1, .head_dim = 8, .gate_dim = 1});
+    for (int64_t heads : {1, 3, 12})
+        check_backward<float>({.lengths = {70, 66}, .heads = heads, .kv_heads = 1, .head_dim = 8, .gate_dim = 1});
     check_backward<float>({.lengths = {70}, .heads = 3, .kv_heads = 3, .head_dim = 8, .scale = -0.7f});
     // Several key tiles.
     check_backward<float>({.lengths = {1100, 513}, .heads = 2, .kv_heads = 1, .head_dim = 16, .gate_dim = 1});
     check_backward<keel::bf16>({.lengths = {1100, 513}, .heads = 2, .kv_heads = 1, .head_dim = 16, .gate_dim = 16});
     for (data_kind kind : {data_kind::outlier, data_kind::zeros, data_kind::equal})
-        check_backward<float>({.lengths = {40, 600}, .heads = 2, .kv_heads = 2, .head_dim = 8, .gate_dim = 8, .kind = kind});
+        check_backward<float>(
+            {.lengths = {40, 600}, .heads = 2, .kv_heads = 2, .head_dim = 8, .gate_dim = 8, .kind = kind});
 }
 
 TEST_CASE("an open gate keeps its gradient in bf16") { // sigmoid(8) rounds to 1 in bf16, but 1 - sigmoid(8) = 3.35e-4
@@ -134,8 +139,9 @@ TEST_CASE("dy may be a broadcast row, and the gradients parts of one buffer") { 
                                                {at + d, {tokens, heads, d}, {pitch, 2 * d, 1}}};
     scratch ws(keel::gated_attention_backward_workspace<float>(keel::cpu{}, s.shape()));
     auto const backward = [&](keel::view<float, 3> dy, keel::attention_gradients<float> to) {
-        return keel::gated_attention_backward(keel::cpu{}, dy, heads_of(c.q, heads, d), heads_of(c.k, kv, d), heads_of(c.v, kv, d), c.gate_view(), {},
-                                              heads_of(c.y, heads, d), {.lse = c.lse.view()}, to, {}, ws.get());
+        return keel::gated_attention_backward(keel::cpu{}, dy, heads_of(c.q, heads, d), heads_of(c.k, kv, d),
+                                              heads_of(c.v, kv, d), c.gate_view(), {}, heads_of(c.y, heads, d),
+                                              {.lse = c.lse.view()}, to, {}, ws.get());
     };
     backward({c.dy.view().data, {tokens, heads, d}, {0, d, 1}}, out).or_throw();
     CHECK(fused.untouched());
@@ -168,14 +174,17 @@ TEST_CASE("a bad call of gated_attention_backward names the argument") {
     attention_case<float> c({.lengths = {6}, .heads = 4, .kv_heads = 2, .head_dim = 3});
     scratch ws(keel::gated_attention_backward_workspace<float>(keel::cpu{}, c.setup.shape()));
     auto const call = [&](keel::attention_saved saved, keel::attention_gradients<float> out, keel::workspace room) {
-        return keel::gated_attention_backward(keel::cpu{}, heads_of(c.dy, 4, 3), heads_of(c.q, 4, 3), heads_of(c.k, 2, 3), heads_of(c.v, 2, 3), {}, {},
-                                              heads_of(c.y, 4, 3), saved, out, {}, room);
+        return keel::gated_attention_backward(keel::cpu{}, heads_of(c.dy, 4, 3), heads_of(c.q, 4, 3),
+                                              heads_of(c.k, 2, 3), heads_of(c.v, 2, 3), {}, {}, heads_of(c.y, 4, 3),
+                                              saved, out, {}, room);
     };
     using keel::status_code;
     auto const dq = heads_of(c.dq, 4, 3);
-    CHECK(call({}, {.dq = dq}, ws.get()).message() == "gated_attention_backward: saved.lse has rows = 0, wanted 6 (bad_shape)");
+    CHECK(call({}, {.dq = dq}, ws.get()).message() ==
+          "gated_attention_backward: saved.lse has rows = 0, wanted 6 (bad_shape)");
     CHECK(call({.lse = c.lse.view()}, {.dk = dq}, ws.get()).code == status_code::bad_shape);
     CHECK(call({.lse = c.lse.view()}, {.dq = heads_of(c.y, 4, 3)}, ws.get()).code == status_code::overlap);
-    CHECK(call({.lse = c.lse.view()}, {.dq = dq, .dgate = heads_of(c.dgate, 4, 0)}, ws.get()).code == status_code::bad_shape);
+    CHECK(call({.lse = c.lse.view()}, {.dq = dq, .dgate = heads_of(c.dgate, 4, 0)}, ws.get()).code ==
+          status_code::bad_shape);
     CHECK(call({.lse = c.lse.view()}, {.dq = dq}, {}).code == status_code::small_workspace);
 }

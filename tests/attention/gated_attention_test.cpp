@@ -9,8 +9,8 @@ using namespace keel_test;
 namespace {
 
 template <class T> void check_forward(attention_setup const& setup) {
-    INFO("heads " << setup.heads << "/" << setup.kv_heads << " head_dim " << setup.head_dim << " gate " << setup.gate_dim << " "
-                  << name_of(setup.kind) << " first document " << setup.lengths[0]);
+    INFO("heads " << setup.heads << "/" << setup.kv_heads << " head_dim " << setup.head_dim << " gate "
+                  << setup.gate_dim << " " << name_of(setup.kind) << " first document " << setup.lengths[0]);
     attention_case<T> c(setup);
     c.forward(keel::cpu{});
     CHECK(c.untouched());
@@ -38,29 +38,36 @@ float const infinity = std::numeric_limits<float>::infinity(), not_a_number = st
 TEST_CASE("gated_attention matches its formula in double, for every head size, gate and document layout") {
     for (int64_t d : {1, 5, 17, 64, 80})
         for (int64_t gate : {int64_t{0}, int64_t{1}, d}) {
-            check_forward<float>({.lengths = {67, 1, 0, 64, 13}, .heads = 4, .kv_heads = 2, .head_dim = d, .gate_dim = gate});
-            check_forward<keel::bf16>({.lengths = {67, 1, 0, 64, 13}, .heads = 4, .kv_heads = 2, .head_dim = d, .gate_dim = gate});
+            check_forward<float>(
+                {.lengths = {67, 1, 0, 64, 13}, .heads = 4, .kv_heads = 2, .head_dim = d, .gate_dim = gate});
+            check_forward<keel::bf16>(
+                {.lengths = {67, 1, 0, 64, 13}, .heads = 4, .kv_heads = 2, .head_dim = d, .gate_dim = gate});
         }
-    for (int64_t heads : {1, 3, 12}) check_forward<float>({.lengths = {70}, .heads = heads, .kv_heads = 1, .head_dim = 8, .gate_dim = 1});
-    check_forward<float>({.lengths = {70}, .heads = 3, .kv_heads = 3, .head_dim = 8, .scale = -0.7f}); // the maximum is of scaled scores
+    for (int64_t heads : {1, 3, 12})
+        check_forward<float>({.lengths = {70}, .heads = heads, .kv_heads = 1, .head_dim = 8, .gate_dim = 1});
+    check_forward<float>(
+        {.lengths = {70}, .heads = 3, .kv_heads = 3, .head_dim = 8, .scale = -0.7f}); // the maximum is of scaled scores
     // Several key tiles, online.
     check_forward<float>({.lengths = {1100, 513}, .heads = 2, .kv_heads = 1, .head_dim = 16, .gate_dim = 1});
     check_forward<keel::bf16>({.lengths = {1100, 513}, .heads = 2, .kv_heads = 1, .head_dim = 16, .gate_dim = 16});
     for (data_kind kind : {data_kind::outlier, data_kind::zeros, data_kind::equal})
-        check_forward<float>({.lengths = {40, 600}, .heads = 2, .kv_heads = 2, .head_dim = 8, .gate_dim = 8, .kind = kind});
+        check_forward<float>(
+            {.lengths = {40, 600}, .heads = 2, .kv_heads = 2, .head_dim = 8, .gate_dim = 8, .kind = kind});
 }
 
 TEST_CASE("one document needs no list of documents") {
     attention_case<float> a({.lengths = {100}, .heads = 2, .kv_heads = 1, .head_dim = 12}), b(a.setup);
     a.forward(keel::cpu{});
     scratch ws(keel::gated_attention_workspace<float>(keel::cpu{}, b.setup.shape()));
-    keel::gated_attention(keel::cpu{}, heads_of(b.q, 2, 12), heads_of(b.k, 1, 12), heads_of(b.v, 1, 12), {}, {}, heads_of(b.y, 2, 12), {}, {}, {}, ws.get())
+    keel::gated_attention(keel::cpu{}, heads_of(b.q, 2, 12), heads_of(b.k, 1, 12), heads_of(b.v, 1, 12), {}, {},
+                          heads_of(b.y, 2, 12), {}, {}, {}, ws.get())
         .or_throw();
     CHECK(a.y.contents() == b.y.contents());
 }
 
 TEST_CASE("heads 0 and 1 of four read kv head 0 of two") { // onnx #7274: tile or interleave
-    attention_case<float> grouped({.lengths = {90}, .heads = 4, .kv_heads = 2, .head_dim = 10}), copied({.lengths = {90}, .heads = 4, .kv_heads = 4, .head_dim = 10});
+    attention_case<float> grouped({.lengths = {90}, .heads = 4, .kv_heads = 2, .head_dim = 10}),
+        copied({.lengths = {90}, .heads = 4, .kv_heads = 4, .head_dim = 10});
     for (int64_t t = 0; t < 90; ++t)
         for (int64_t h = 0; h < 4; ++h)
             for (int64_t j = 0; j < 10; ++j) {
@@ -171,7 +178,8 @@ TEST_CASE("the telemetry's baseline is what even attention gives") {
     none.backward(keel::cpu{});
 }
 
-TEST_CASE("a gate between the queries' heads and a fused projection are views") { // Megatron #4731: the gate block forgotten
+TEST_CASE(
+    "a gate between the queries' heads and a fused projection are views") { // Megatron #4731: the gate block forgotten
     int64_t const tokens = 70, heads = 4, kv = 2, d = 8;
     attention_case<keel::bf16> c({.lengths = {tokens}, .heads = heads, .kv_heads = kv, .head_dim = d, .gate_dim = d});
     c.forward(keel::cpu{});
@@ -180,11 +188,15 @@ TEST_CASE("a gate between the queries' heads and a fused projection are views") 
     guarded_matrix<keel::bf16> fused(tokens, width), y(tokens, heads * d);
     for (int64_t t = 0; t < tokens; ++t) {
         for (int64_t h = 0; h < heads; ++h)
-            for (int64_t j = 0; j < d; ++j) fused.set(t, 2 * h * d + j, c.q.get(t, h * d + j)), fused.set(t, (2 * h + 1) * d + j, c.gate.get(t, h * d + j));
-        for (int64_t j = 0; j < kv * d; ++j) fused.set(t, 2 * heads * d + j, c.k.get(t, j)), fused.set(t, (2 * heads + kv) * d + j, c.v.get(t, j));
+            for (int64_t j = 0; j < d; ++j)
+                fused.set(t, 2 * h * d + j, c.q.get(t, h * d + j)),
+                    fused.set(t, (2 * h + 1) * d + j, c.gate.get(t, h * d + j));
+        for (int64_t j = 0; j < kv * d; ++j)
+            fused.set(t, 2 * heads * d + j, c.k.get(t, j)), fused.set(t, (2 * heads + kv) * d + j, c.v.get(t, j));
     }
     auto* const at = fused.view().data;
-    keel::view<keel::bf16, 3> const q{at, {tokens, heads, d}, {width, 2 * d, 1}}, z{at + d, {tokens, heads, d}, {width, 2 * d, 1}};
+    keel::view<keel::bf16, 3> const q{at, {tokens, heads, d}, {width, 2 * d, 1}},
+        z{at + d, {tokens, heads, d}, {width, 2 * d, 1}};
     auto const k = heads_of(fused, kv, d, 2 * heads * d), v = heads_of(fused, kv, d, (2 * heads + kv) * d);
     scratch ws(keel::gated_attention_workspace<keel::bf16>(keel::cpu{}, c.setup.shape()));
     keel::gated_attention(keel::cpu{}, q, k, v, z, {}, heads_of(y, heads, d), {}, {}, {}, ws.get()).or_throw();
@@ -199,7 +211,8 @@ TEST_CASE("a bad call of gated_attention names the argument and writes nothing")
     auto const gate = heads_of(c.gate, 4, 1);
     auto const before = c.y.contents();
     using keel::status_code;
-    auto const call = [&](auto qv, auto kv, auto vv, auto gv, auto docs, auto yv, keel::attention_options options = {}) {
+    auto const call = [&](auto qv, auto kv, auto vv, auto gv, auto docs, auto yv,
+                          keel::attention_options options = {}) {
         return keel::gated_attention(be, qv, kv, vv, gv, docs, yv, {}, {}, options, ws.get());
     };
     keel::view<int64_t const, 1> const docs = c.documents();
@@ -208,17 +221,22 @@ TEST_CASE("a bad call of gated_attention names the argument and writes nothing")
     CHECK(call(heads_of(c.q, 3, 3), k, v, keel::view<float, 3>{}, docs, heads_of(c.y, 3, 3)).message() ==
           "gated_attention: k has heads = 2, wanted a divisor of q's heads (bad_shape)");
     CHECK(call(q, k, v, heads_of(c.q, 4, 2), docs, y).message() ==
-          "gated_attention: gate has dimension 2 = 2, wanted 1 (a gate for each head) or head_dim (one for each element) (bad_shape)");
+          "gated_attention: gate has dimension 2 = 2, wanted 1 (a gate for each head) or head_dim (one for each "
+          "element) (bad_shape)");
     CHECK(call(q, k, v, gate, docs, heads_of(c.y, 4, 2)).code == status_code::bad_shape);
     CHECK(call(q, k, v, gate, docs, q).code == status_code::overlap);
-    CHECK(call(q, keel::view<float, 3>{k.data, {6, 2, 3}, {7, 3, 0}}, v, gate, docs, y).code == status_code::bad_stride);
+    CHECK(call(q, keel::view<float, 3>{k.data, {6, 2, 3}, {7, 3, 0}}, v, gate, docs, y).code ==
+          status_code::bad_stride);
     CHECK(call(q, k, v, gate, docs, y, {.scale = infinity}).code == status_code::bad_option);
     int64_t const late[] = {1, 4, 6}, falling[] = {0, 5, 4, 6}, brief[] = {0, 4};
     CHECK(call(q, k, v, gate, keel::vec(&late[0], 3), y).code == status_code::bad_option);
     CHECK(call(q, k, v, gate, keel::vec(&falling[0], 4), y).code == status_code::bad_option);
-    CHECK(call(q, k, v, gate, keel::vec(&brief[0], 2), y).message() == "gated_attention: documents has last entry = 4, wanted 6 (bad_option)");
+    CHECK(call(q, k, v, gate, keel::vec(&brief[0], 2), y).message() ==
+          "gated_attention: documents has last entry = 4, wanted 6 (bad_option)");
     CHECK(keel::gated_attention(be, q, k, v, gate, docs, y).code == status_code::small_workspace);
-    CHECK(keel::gated_attention(be, q, k, v, gate, docs, y, {.lse = keel::rows(c.lse.view().data, 6, 3)}, {}, {}, ws.get()).code == status_code::bad_shape);
+    CHECK(keel::gated_attention(be, q, k, v, gate, docs, y, {.lse = keel::rows(c.lse.view().data, 6, 3)}, {}, {},
+                                ws.get())
+              .code == status_code::bad_shape);
     CHECK(c.y.contents() == before);
     // No heads, no tokens: nothing to do.
     keel::view<float, 3> const no_heads{nullptr, {6, 0, 3}, {0, 3, 1}};

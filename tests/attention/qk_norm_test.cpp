@@ -23,7 +23,9 @@ constexpr rope_layout layouts[] = {rope_layout::half_pairs, rope_layout::interle
 
 std::vector<float> inverse_frequencies(int64_t rotated) {
     std::vector<float> f;
-    for (int64_t i = 0; i < rotated / 2; ++i) f.push_back(static_cast<float>(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(rotated))));
+    for (int64_t i = 0; i < rotated / 2; ++i)
+        f.push_back(
+            static_cast<float>(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(rotated))));
     return f;
 }
 
@@ -35,18 +37,23 @@ struct table {
     table(int64_t tokens, int64_t rotated, int64_t first = 3)
         : frequencies(inverse_frequencies(rotated)), cosine(tokens, rotated / 2, 1), sine(tokens, rotated / 2) {
         for (int64_t t = 0; t < tokens; ++t) positions.push_back(first + 7 * t);
-        keel::rope_table(keel::cpu{}, keel::vec(positions.data(), tokens), keel::vec(frequencies.data(), rotated / 2), cosine.view(), sine.view())
+        keel::rope_table(keel::cpu{}, keel::vec(positions.data(), tokens), keel::vec(frequencies.data(), rotated / 2),
+                         cosine.view(), sine.view())
             .or_throw();
     }
     keel::rope_angles get() { return {cosine.view(), sine.view()}; }
 };
 
-int64_t first_of(rope_layout layout, int64_t pair, int64_t) { return layout == rope_layout::half_pairs ? pair : 2 * pair; }
-int64_t second_of(rope_layout layout, int64_t pair, int64_t rotated) { return layout == rope_layout::half_pairs ? pair + rotated / 2 : 2 * pair + 1; }
+int64_t first_of(rope_layout layout, int64_t pair, int64_t) {
+    return layout == rope_layout::half_pairs ? pair : 2 * pair;
+}
+int64_t second_of(rope_layout layout, int64_t pair, int64_t rotated) {
+    return layout == rope_layout::half_pairs ? pair + rotated / 2 : 2 * pair + 1;
+}
 
 /// One head by the formula.
-std::vector<double> oracle_head(std::vector<double> const& x, std::vector<double> const& delta, double epsilon, rope_layout layout,
-                                std::vector<float> const& frequencies, double position) {
+std::vector<double> oracle_head(std::vector<double> const& x, std::vector<double> const& delta, double epsilon,
+                                rope_layout layout, std::vector<float> const& frequencies, double position) {
     double squares = 0;
     for (double v : x) squares += v * v;
     double const r = 1 / std::sqrt(squares / static_cast<double>(x.size()) + epsilon);
@@ -56,45 +63,53 @@ std::vector<double> oracle_head(std::vector<double> const& x, std::vector<double
     auto const rotated = static_cast<int64_t>(2 * frequencies.size());
     for (int64_t i = 0; i < rotated / 2; ++i) {
         double const angle = position * static_cast<double>(frequencies[static_cast<std::size_t>(i)]);
-        auto const a = static_cast<std::size_t>(first_of(layout, i, rotated)), b = static_cast<std::size_t>(second_of(layout, i, rotated));
+        auto const a = static_cast<std::size_t>(first_of(layout, i, rotated)),
+                   b = static_cast<std::size_t>(second_of(layout, i, rotated));
         y[a] = z[a] * std::cos(angle) - z[b] * std::sin(angle);
         y[b] = z[b] * std::cos(angle) + z[a] * std::sin(angle);
     }
     return y;
 }
 
-template <class T> std::vector<double> head_values(guarded_matrix<T> const& m, int64_t token, int64_t first, int64_t n) {
+template <class T>
+std::vector<double> head_values(guarded_matrix<T> const& m, int64_t token, int64_t first, int64_t n) {
     std::vector<double> v;
     for (int64_t j = 0; j < n; ++j) v.push_back(m.at(token, first + j));
     return v;
 }
 
-template <class X, class D, class Y> void check_forward(int64_t head_dim, int64_t rotated, rope_layout layout, data_kind kind) {
-    INFO("head_dim " << head_dim << " R " << rotated << " " << name_of(kind) << " interleaved " << (layout == rope_layout::interleaved_pairs));
+template <class X, class D, class Y>
+void check_forward(int64_t head_dim, int64_t rotated, rope_layout layout, data_kind kind) {
+    INFO("head_dim " << head_dim << " R " << rotated << " " << name_of(kind) << " interleaved "
+                     << (layout == rope_layout::interleaved_pairs));
     int64_t const tokens = 3, heads = 2, width = heads * head_dim;
     guarded_matrix<X> x(tokens, width, 5, floats(kind, tokens * width, 1));
     guarded_matrix<D> delta(1, head_dim, 0, floats(data_kind::uniform, head_dim, 2));
     guarded_matrix<Y> y(tokens, width, 3);
     guarded_matrix<float> r(tokens, heads);
     table angles(tokens, rotated);
-    keel::qk_norm(keel::reference{}, heads_of(x, heads, head_dim), delta.vec(), angles.get(), heads_of(y, heads, head_dim),
-                  {.rrms = r.view()}, {.layout = layout})
+    keel::qk_norm(keel::reference{}, heads_of(x, heads, head_dim), delta.vec(), angles.get(),
+                  heads_of(y, heads, head_dim), {.rrms = r.view()}, {.layout = layout})
         .or_throw();
     CHECK(y.untouched());
     double const half_ulp = std::ldexp(1.0, -keel::format_traits<Y>::mantissa_bits - 1);
     for (int64_t t = 0; t < tokens; ++t)
         for (int64_t h = 0; h < heads; ++h) {
             auto const xs = head_values(x, t, h * head_dim, head_dim), ds = head_values(delta, 0, 0, head_dim);
-            auto const want = oracle_head(xs, ds, 1e-6f, layout, angles.frequencies, static_cast<double>(angles.positions[static_cast<std::size_t>(t)]));
+            auto const want = oracle_head(xs, ds, 1e-6f, layout, angles.frequencies,
+                                          static_cast<double>(angles.positions[static_cast<std::size_t>(t)]));
             double squares = 0;
             for (double v : xs) squares += v * v;
-            CHECK(r.at(t, h) == Approx(1 / std::sqrt(squares / static_cast<double>(head_dim) + static_cast<double>(1e-6f))).epsilon(1e-6));
+            CHECK(r.at(t, h) ==
+                  Approx(1 / std::sqrt(squares / static_cast<double>(head_dim) + static_cast<double>(1e-6f)))
+                      .epsilon(1e-6));
             // Half an ulp of the output, and fp32 before it: r to 2^-20 and a few roundings of the pair's longer leg.
             double largest = 0;
             for (double v : want) largest = std::max(largest, std::abs(v));
             for (int64_t j = 0; j < head_dim; ++j) {
                 double const w = want[static_cast<std::size_t>(j)], got = y.at(t, h * head_dim + j);
-                if (!(std::abs(got - w) <= half_ulp * std::abs(w) + largest * 0x1p-19 + static_cast<double>(keel::format_traits<Y>::min_subnormal())))
+                if (!(std::abs(got - w) <= half_ulp * std::abs(w) + largest * 0x1p-19 +
+                                               static_cast<double>(keel::format_traits<Y>::min_subnormal())))
                     FAIL_CHECK("element " << j << ": " << got << " for " << w);
             }
         }
@@ -108,22 +123,28 @@ TEST_CASE("rope_table is right to an ulp far out, for both position types, and t
     auto const frequencies = inverse_frequencies(70);
     auto const n = static_cast<int64_t>(narrow.size());
     guarded_matrix<float> c(n, 35, 2), s(n, 35, 1);
-    keel::rope_table(keel::reference{}, keel::vec(narrow.data(), n), keel::vec(frequencies.data(), 35), c.view(), s.view()).or_throw();
+    keel::rope_table(keel::reference{}, keel::vec(narrow.data(), n), keel::vec(frequencies.data(), 35), c.view(),
+                     s.view())
+        .or_throw();
     for (int64_t t = 0; t < n; ++t)
         for (int64_t i = 0; i < 35; ++i) {
-            long double const angle = static_cast<long double>(narrow[static_cast<std::size_t>(t)]) * static_cast<long double>(frequencies[static_cast<std::size_t>(i)]);
+            long double const angle = static_cast<long double>(narrow[static_cast<std::size_t>(t)]) *
+                                      static_cast<long double>(frequencies[static_cast<std::size_t>(i)]);
             auto const near = [](double got, long double want) { // 1 ulp of want
                 return std::abs(static_cast<long double>(got) - want) <= std::ldexp(1.0L, std::ilogb(want) - 23);
             };
             CHECK(near(c.at(t, i), std::cos(angle)));
-            if (narrow[static_cast<std::size_t>(t)] != 0) CHECK(near(s.at(t, i), std::sin(angle)));
-            else CHECK(s.at(t, i) == 0);
+            if (narrow[static_cast<std::size_t>(t)] != 0)
+                CHECK(near(s.at(t, i), std::sin(angle)));
+            else
+                CHECK(s.at(t, i) == 0);
         }
     auto const expected_c = c.contents(), expected_s = s.contents();
     for_each_backend([&](std::string const& name, auto const& be) {
         INFO(name);
         guarded_matrix<float> c2(n, 35), s2(n, 35, 3);
-        keel::rope_table(be, keel::vec(wide.data(), n), keel::vec(frequencies.data(), 35), c2.view(), s2.view()).or_throw();
+        keel::rope_table(be, keel::vec(wide.data(), n), keel::vec(frequencies.data(), 35), c2.view(), s2.view())
+            .or_throw();
         CHECK(c2.contents() == expected_c);
         CHECK(s2.contents() == expected_s);
         CHECK(s2.untouched());
@@ -134,7 +155,8 @@ TEST_CASE("qk_norm matches its formula in double") {
     for (rope_layout layout : layouts) {
         for (int64_t head_dim : {1, 2, 5, 17, 64, 80, 131})
             for (int64_t rotated : {int64_t{0}, int64_t{2}, head_dim / 4 * 2, head_dim / 2 * 2})
-                if (rotated <= head_dim) check_forward<float, float, float>(head_dim, rotated, layout, data_kind::normal);
+                if (rotated <= head_dim)
+                    check_forward<float, float, float>(head_dim, rotated, layout, data_kind::normal);
         for (data_kind kind : finite_kinds) check_forward<keel::bf16, float, keel::bf16>(64, 32, layout, kind);
     }
     check_forward<float, keel::bf16, keel::bf16>(80, 20, rope_layout::half_pairs, data_kind::normal);
@@ -144,11 +166,15 @@ TEST_CASE("qk_norm matches its formula in double") {
 
 TEST_CASE("qk_norm without rotation is rms_norm bit for bit, and so is position 0") {
     int64_t const tokens = 4, heads = 3, d = 40;
-    guarded_matrix<keel::bf16> x(tokens, heads * d, 0, floats(data_kind::normal, tokens * heads * d)), y(tokens, heads * d), z(tokens, heads * d);
-    guarded_matrix<float> delta(1, d, 0, floats(data_kind::uniform, d)), one(tokens, d / 2, 0, std::vector<float>(static_cast<std::size_t>(tokens * d / 2), 1.0f));
+    guarded_matrix<keel::bf16> x(tokens, heads * d, 0, floats(data_kind::normal, tokens * heads * d)),
+        y(tokens, heads * d), z(tokens, heads * d);
+    guarded_matrix<float> delta(1, d, 0, floats(data_kind::uniform, d)),
+        one(tokens, d / 2, 0, std::vector<float>(static_cast<std::size_t>(tokens * d / 2), 1.0f));
     guarded_matrix<float> zero(tokens, d / 2), no_gain(1, d);
     keel::cpu be;
-    keel::rms_norm(be, keel::rows(x.view().data, tokens * heads, d), delta.vec(), keel::rows(y.view().data, tokens * heads, d)).or_throw();
+    keel::rms_norm(be, keel::rows(x.view().data, tokens * heads, d), delta.vec(),
+                   keel::rows(y.view().data, tokens * heads, d))
+        .or_throw();
     keel::qk_norm(be, heads_of(x, heads, d), delta.vec(), {}, heads_of(z, heads, d)).or_throw();
     CHECK(z.contents() == y.contents());
     keel::qk_norm(be, heads_of(x, heads, d), delta.vec(), {one.view(), zero.view()}, heads_of(z, heads, d)).or_throw();
@@ -167,7 +193,9 @@ TEST_CASE("a rotation by R turns over R, not head_dim, and leaves the rest") { /
     int64_t const d = 8, rotated = 4;
     guarded_matrix<float> x(1, d, 0, {1, 0, 0, 0, 0, 0, 0, 0}), y(1, d);
     table angles(1, rotated, 1);
-    keel::qk_norm(keel::cpu{}, heads_of(x, 1, d), keel::view<float, 1>{}, angles.get(), heads_of(y, 1, d), {}, {.epsilon = 1e-20f}).or_throw();
+    keel::qk_norm(keel::cpu{}, heads_of(x, 1, d), keel::view<float, 1>{}, angles.get(), heads_of(y, 1, d), {},
+                  {.epsilon = 1e-20f})
+        .or_throw();
     double const u = std::sqrt(8.0); // x / rms(x)
     CHECK(y.at(0, 0) == Approx(u * std::cos(1.0)).epsilon(1e-6));
     CHECK(y.at(0, 2) == Approx(u * std::sin(1.0)).epsilon(1e-6));
@@ -185,15 +213,19 @@ TEST_CASE("qk_norm's gradients match finite differences of the formula in double
             INFO("head_dim " << d << " R " << rotated);
             int64_t const tokens = 3, heads = 2, width = heads * d;
             float const epsilon = 1e-2f;
-            guarded_matrix<float> x(tokens, width, 2, floats(data_kind::normal, tokens * width, 21)), dy(tokens, width, 1, floats(data_kind::normal, tokens * width, 23));
-            guarded_matrix<float> delta(1, d, 0, floats(data_kind::uniform, d, 22)), y(tokens, width), r(tokens, heads), dx(tokens, width, 3), ddelta(1, d);
+            guarded_matrix<float> x(tokens, width, 2, floats(data_kind::normal, tokens * width, 21)),
+                dy(tokens, width, 1, floats(data_kind::normal, tokens * width, 23));
+            guarded_matrix<float> delta(1, d, 0, floats(data_kind::uniform, d, 22)), y(tokens, width), r(tokens, heads),
+                dx(tokens, width, 3), ddelta(1, d);
             table angles(tokens, rotated);
             keel::cpu be;
-            keel::qk_norm(be, heads_of(x, heads, d), delta.vec(), angles.get(), heads_of(y, heads, d), {.rrms = r.view()}, {.epsilon = epsilon, .layout = layout})
+            keel::qk_norm(be, heads_of(x, heads, d), delta.vec(), angles.get(), heads_of(y, heads, d),
+                          {.rrms = r.view()}, {.epsilon = epsilon, .layout = layout})
                 .or_throw();
             scratch ws(keel::qk_norm_backward_workspace(tokens, heads, d));
-            keel::qk_norm_backward(be, heads_of(dy, heads, d), heads_of(x, heads, d), delta.vec(), angles.get(), {.rrms = r.view()},
-                                   {.dx = heads_of(dx, heads, d), .ddelta = ddelta.vec()}, {.layout = layout}, ws.get())
+            keel::qk_norm_backward(be, heads_of(dy, heads, d), heads_of(x, heads, d), delta.vec(), angles.get(),
+                                   {.rrms = r.view()}, {.dx = heads_of(dx, heads, d), .ddelta = ddelta.vec()},
+                                   {.layout = layout}, ws.get())
                 .or_throw();
             CHECK(dx.untouched());
             std::vector<double> xs, ds = head_values(delta, 0, 0, d);
@@ -204,9 +236,11 @@ TEST_CASE("qk_norm's gradients match finite differences of the formula in double
                 for (int64_t t = 0; t < tokens; ++t)
                     for (int64_t h = 0; h < heads; ++h) {
                         auto const from = xs.begin() + (t * width + h * d);
-                        auto const head = oracle_head({from, from + d}, ds, static_cast<double>(epsilon), layout, angles.frequencies,
-                                                      static_cast<double>(angles.positions[static_cast<std::size_t>(t)]));
-                        for (int64_t j = 0; j < d; ++j) total += dy.at(t, h * d + j) * head[static_cast<std::size_t>(j)];
+                        auto const head =
+                            oracle_head({from, from + d}, ds, static_cast<double>(epsilon), layout, angles.frequencies,
+                                        static_cast<double>(angles.positions[static_cast<std::size_t>(t)]));
+                        for (int64_t j = 0; j < d; ++j)
+                            total += dy.at(t, h * d + j) * head[static_cast<std::size_t>(j)];
                     }
                 return total;
             };
@@ -220,13 +254,15 @@ TEST_CASE("qk_norm's gradients match finite differences of the formula in double
                 return (up - down) / (2 * h);
             };
             for (int64_t k = 0; k < tokens * width; ++k)
-                CHECK(dx.at(k / width, k % width) == Approx(slope(xs[static_cast<std::size_t>(k)])).margin(1e-5).epsilon(1e-5));
+                CHECK(dx.at(k / width, k % width) ==
+                      Approx(slope(xs[static_cast<std::size_t>(k)])).margin(1e-5).epsilon(1e-5));
             for (int64_t k = 0; k < d; ++k)
                 CHECK(ddelta.at(0, k) == Approx(slope(ds[static_cast<std::size_t>(k)])).margin(1e-5).epsilon(1e-5));
             // accumulate adds to what stands there
             std::vector<double> const before = head_values(ddelta, 0, 0, d);
-            keel::qk_norm_backward(be, heads_of(dy, heads, d), heads_of(x, heads, d), delta.vec(), angles.get(), {.rrms = r.view()},
-                                   {.ddelta = ddelta.vec()}, {.layout = layout, .grad = keel::accumulate}, ws.get())
+            keel::qk_norm_backward(be, heads_of(dy, heads, d), heads_of(x, heads, d), delta.vec(), angles.get(),
+                                   {.rrms = r.view()}, {.ddelta = ddelta.vec()},
+                                   {.layout = layout, .grad = keel::accumulate}, ws.get())
                 .or_throw();
             for (int64_t k = 0; k < d; ++k) CHECK(ddelta.at(0, k) == 2 * before[static_cast<std::size_t>(k)]);
         }
@@ -235,16 +271,21 @@ TEST_CASE("qk_norm's gradients match finite differences of the formula in double
 TEST_CASE("qk_norm keeps its bits on every backend, on the parts of a fused projection") {
     int64_t const tokens = 130, heads = 3, d = 72, rotated = 40, width = 2 * heads * d; // q and k side by side
     for (rope_layout layout : layouts) {
-        guarded_matrix<keel::bf16> x(tokens, width, 3, floats(data_kind::outlier, tokens * width, 1)), dy(tokens, width, 0, floats(data_kind::normal, tokens * width, 2));
+        guarded_matrix<keel::bf16> x(tokens, width, 3, floats(data_kind::outlier, tokens * width, 1)),
+            dy(tokens, width, 0, floats(data_kind::normal, tokens * width, 2));
         guarded_matrix<float> delta(1, d, 0, floats(data_kind::uniform, d, 3));
         table angles(tokens, rotated);
         auto const run = [&](auto const& be) {
             guarded_matrix<keel::bf16> y(tokens, heads * d, 1), dx(tokens, width, 1);
             guarded_matrix<float> r(tokens, heads), ddelta(1, d);
             scratch ws(keel::qk_norm_backward_workspace(tokens, heads, d));
-            keel::qk_norm(be, heads_of(x, heads, d, heads * d), delta.vec(), angles.get(), heads_of(y, heads, d), {.rrms = r.view()}, {.layout = layout}).or_throw();
-            keel::qk_norm_backward(be, heads_of(dy, heads, d, heads * d), heads_of(x, heads, d, heads * d), delta.vec(), angles.get(), {.rrms = r.view()},
-                                   {.dx = heads_of(dx, heads, d, heads * d), .ddelta = ddelta.vec()}, {.layout = layout}, ws.get())
+            keel::qk_norm(be, heads_of(x, heads, d, heads * d), delta.vec(), angles.get(), heads_of(y, heads, d),
+                          {.rrms = r.view()}, {.layout = layout})
+                .or_throw();
+            keel::qk_norm_backward(be, heads_of(dy, heads, d, heads * d), heads_of(x, heads, d, heads * d), delta.vec(),
+                                   angles.get(), {.rrms = r.view()},
+                                   {.dx = heads_of(dx, heads, d, heads * d), .ddelta = ddelta.vec()},
+                                   {.layout = layout}, ws.get())
                 .or_throw();
             CHECK(y.untouched());
             CHECK(dx.untouched());
@@ -265,22 +306,26 @@ TEST_CASE("qk_norm keeps its bits on every backend, on the parts of a fused proj
 
 TEST_CASE("qk_norm_backward may overwrite dy, and the last head of the last token counts") {
     int64_t const tokens = 65, heads = 5, d = 20;
-    guarded_matrix<float> x(tokens, heads * d, 0, floats(data_kind::normal, tokens * heads * d)), y(tokens, heads * d), dx(tokens, heads * d), dy(tokens, heads * d);
+    guarded_matrix<float> x(tokens, heads * d, 0, floats(data_kind::normal, tokens * heads * d)), y(tokens, heads * d),
+        dx(tokens, heads * d), dy(tokens, heads * d);
     guarded_matrix<float> r(tokens, heads), ddelta(1, d), again(1, d);
     table angles(tokens, 8);
     keel::cpu be;
     scratch ws(keel::qk_norm_backward_workspace(tokens, heads, d));
-    keel::qk_norm(be, heads_of(x, heads, d), keel::view<float, 1>{}, angles.get(), heads_of(y, heads, d), {.rrms = r.view()}).or_throw();
+    keel::qk_norm(be, heads_of(x, heads, d), keel::view<float, 1>{}, angles.get(), heads_of(y, heads, d),
+                  {.rrms = r.view()})
+        .or_throw();
     for (int64_t j = 8; j < d; ++j) dy.set(tokens - 1, (heads - 1) * d + j, 1.0f); // unrotated elements
     auto const backward = [&](keel::view<float, 3> out, keel::view<float, 1> gain) {
-        keel::qk_norm_backward(be, heads_of(dy, heads, d), heads_of(x, heads, d), keel::view<float, 1>{}, angles.get(), {.rrms = r.view()},
-                               {.dx = out, .ddelta = gain}, {}, ws.get())
+        keel::qk_norm_backward(be, heads_of(dy, heads, d), heads_of(x, heads, d), keel::view<float, 1>{}, angles.get(),
+                               {.rrms = r.view()}, {.dx = out, .ddelta = gain}, {}, ws.get())
             .or_throw();
     };
     backward(heads_of(dx, heads, d), ddelta.vec());
     for (int64_t j = 0; j < 8; ++j) CHECK(ddelta.at(0, j) == 0);
     for (int64_t j = 8; j < d; ++j)
-        CHECK(ddelta.at(0, j) == Approx(x.at(tokens - 1, (heads - 1) * d + j) * r.at(tokens - 1, heads - 1)).epsilon(1e-6));
+        CHECK(ddelta.at(0, j) ==
+              Approx(x.at(tokens - 1, (heads - 1) * d + j) * r.at(tokens - 1, heads - 1)).epsilon(1e-6));
     backward(heads_of(dy, heads, d), again.vec());
     CHECK(dy.contents() == dx.contents());
     CHECK(again.contents() == ddelta.contents());
@@ -288,13 +333,18 @@ TEST_CASE("qk_norm_backward may overwrite dy, and the last head of the last toke
 
 TEST_CASE("a NaN stays in its head, and a zero head is finite both ways") {
     int64_t const tokens = 2, heads = 2, d = 6;
-    guarded_matrix<float> x(tokens, heads * d, 0, floats(data_kind::normal, tokens * heads * d)), y(tokens, heads * d), dx(tokens, heads * d), r(tokens, heads);
+    guarded_matrix<float> x(tokens, heads * d, 0, floats(data_kind::normal, tokens * heads * d)), y(tokens, heads * d),
+        dx(tokens, heads * d), r(tokens, heads);
     for (int64_t j = 0; j < d; ++j) x.set(1, j, 0.0f);
     x.set(0, 3, std::numeric_limits<float>::quiet_NaN());
     table angles(tokens, 4);
     keel::cpu be;
-    keel::qk_norm(be, heads_of(x, heads, d), keel::view<float, 1>{}, angles.get(), heads_of(y, heads, d), {.rrms = r.view()}).or_throw();
-    keel::qk_norm_backward(be, heads_of(y, heads, d), heads_of(x, heads, d), keel::view<float, 1>{}, angles.get(), {.rrms = r.view()}, {.dx = heads_of(dx, heads, d)}).or_throw();
+    keel::qk_norm(be, heads_of(x, heads, d), keel::view<float, 1>{}, angles.get(), heads_of(y, heads, d),
+                  {.rrms = r.view()})
+        .or_throw();
+    keel::qk_norm_backward(be, heads_of(y, heads, d), heads_of(x, heads, d), keel::view<float, 1>{}, angles.get(),
+                           {.rrms = r.view()}, {.dx = heads_of(dx, heads, d)})
+        .or_throw();
     for (int64_t t = 0; t < tokens; ++t)
         for (int64_t j = 0; j < heads * d; ++j) {
             bool const bad = t == 0 && j < d;
@@ -309,22 +359,28 @@ TEST_CASE("a bad call of qk_norm names the argument and writes nothing") {
     table angles(2, 4);
     keel::cpu be;
     auto const before = y.contents();
-    auto const call = [&](auto xv, auto dv, keel::rope_angles rope, auto yv, keel::qk_norm_saved saved = {}, keel::qk_norm_options options = {}) {
+    auto const call = [&](auto xv, auto dv, keel::rope_angles rope, auto yv, keel::qk_norm_saved saved = {},
+                          keel::qk_norm_options options = {}) {
         return keel::qk_norm(be, xv, dv, rope, yv, saved, options);
     };
     auto const xv = heads_of(x, 2, 6), yv = heads_of(y, 2, 6);
     auto const none = keel::view<float, 1>{};
     using keel::status_code;
-    CHECK(call(xv, keel::vec(delta.vec().data, 5), angles.get(), yv).message() == "qk_norm: delta has length = 5, wanted 6 (bad_shape)");
+    CHECK(call(xv, keel::vec(delta.vec().data, 5), angles.get(), yv).message() ==
+          "qk_norm: delta has length = 5, wanted 6 (bad_shape)");
     CHECK(call(xv, none, table(3, 4).get(), yv).code == status_code::bad_shape);
-    CHECK(call(xv, none, table(2, 8).get(), yv).message() == "qk_norm: rope.cosine has columns = 4, wanted at most head_dim / 2 (bad_shape)");
+    CHECK(call(xv, none, table(2, 8).get(), yv).message() ==
+          "qk_norm: rope.cosine has columns = 4, wanted at most head_dim / 2 (bad_shape)");
     CHECK(call(xv, none, {angles.cosine.view(), {}}, yv).code == status_code::bad_shape);
     CHECK(call(xv, none, angles.get(), heads_of(y, 3, 4)).code == status_code::bad_shape);
-    CHECK(call(xv, none, angles.get(), keel::view<float, 3>{yv.data, {2, 2, 6}, {12, 3, 1}}).code == status_code::bad_stride);
-    CHECK(call(keel::slice(xv, 0, 1), none, {}, keel::view<float, 3>{xv.data + 1, {1, 2, 6}, {12, 6, 1}}).code == status_code::overlap);
+    CHECK(call(xv, none, angles.get(), keel::view<float, 3>{yv.data, {2, 2, 6}, {12, 3, 1}}).code ==
+          status_code::bad_stride);
+    CHECK(call(keel::slice(xv, 0, 1), none, {}, keel::view<float, 3>{xv.data + 1, {1, 2, 6}, {12, 6, 1}}).code ==
+          status_code::overlap);
     CHECK(call(xv, none, angles.get(), yv, {.rrms = keel::rows(r.view().data, 2, 1)}).code == status_code::bad_shape);
     CHECK(call(xv, none, angles.get(), yv, {}, {.epsilon = 0.0f}).code == status_code::bad_option);
-    CHECK(keel::qk_norm_backward(be, xv, xv, none, {}, {.rrms = r.view()}, {.ddelta = delta.vec()}).code == status_code::small_workspace);
+    CHECK(keel::qk_norm_backward(be, xv, xv, none, {}, {.rrms = r.view()}, {.ddelta = delta.vec()}).code ==
+          status_code::small_workspace);
     CHECK(keel::qk_norm_backward(be, xv, xv, none, {}, {}, {.dx = yv}).code == status_code::bad_shape);
     CHECK(y.contents() == before);
     // Zero sizes: no-ops; ddelta of no tokens is zero.
@@ -332,6 +388,8 @@ TEST_CASE("a bad call of qk_norm names the argument and writes nothing") {
     CHECK(keel::qk_norm(be, no_tokens, delta.vec(), {}, no_tokens).ok());
     delta.set(0, 2, 5.0f);
     scratch ws(keel::qk_norm_backward_workspace(0, 2, 6));
-    CHECK(keel::qk_norm_backward(be, no_tokens, no_tokens, none, {}, {.rrms = keel::rows(r.view().data, 0, 2)}, {.ddelta = delta.vec()}, {}, ws.get()).ok());
+    CHECK(keel::qk_norm_backward(be, no_tokens, no_tokens, none, {}, {.rrms = keel::rows(r.view().data, 0, 2)},
+                                 {.ddelta = delta.vec()}, {}, ws.get())
+              .ok());
     for (int64_t j = 0; j < 6; ++j) CHECK(delta.at(0, j) == 0);
 }

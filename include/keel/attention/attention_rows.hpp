@@ -43,8 +43,8 @@ struct key_columns {
 
 /// What a query knows of its softmax after some tiles: e^(s - shift) are summed in `sum`.
 struct softmax_state {
-    uint32_t top;   ///< ordered() of the largest score
-    float shift;    ///< that score; 0 while all are -Inf
+    uint32_t top; ///< ordered() of the largest score
+    float shift;  ///< that score; 0 while all are -Inf
     float sum;
     float first;    ///< score of the document's first key
     float weighted; ///< sum of e^(s - shift) (s - shift), for the entropy
@@ -174,13 +174,16 @@ template <class T> struct attention_output_row {
         if (!lse.absent()) lse(token, head) = canonical(add(state.shift, log_sum));
         int64_t const mark = head * y.extent[0] + token;
         if (marks.max_logit != nullptr) marks.max_logit[mark] = from_ordered(state.top);
-        if (marks.first_token != nullptr) marks.first_token[mark] = canonical(div(exp(state.first - state.shift), state.sum));
+        if (marks.first_token != nullptr)
+            marks.first_token[mark] = canonical(div(exp(state.first - state.shift), state.sum));
         if (marks.entropy != nullptr) marks.entropy[mark] = canonical(log_sum - div(state.weighted, state.sum));
     }
 
     KEEL_FN static float load_one(T const* p) {
-        if constexpr (std::is_same_v<T, float>) return *p;
-        else return decode(*p);
+        if constexpr (std::is_same_v<T, float>)
+            return *p;
+        else
+            return decode(*p);
     }
 };
 
@@ -194,13 +197,16 @@ struct attention_telemetry_row {
         using F = typename G::value;
         if (!max_logit.absent()) {
             typename G::words top(0u);
-            g.each(tokens, [&](auto at) { top = umax(top, g.inside(at, ordered(g.load(marks.max_logit + head * tokens, at)))); });
+            g.each(tokens, [&](auto at) {
+                top = umax(top, g.inside(at, ordered(g.load(marks.max_logit + head * tokens, at))));
+            });
             uint32_t const largest = umax(g.max_bits(top), ordered_minus_infinity);
             if (g.leader()) max_logit(head) = from_ordered(largest);
         }
         auto const total = [&](float const* from, view<float, 1> to) {
             if (to.absent()) return;
-            float const sum = g.sum(tokens, [&](F const& acc, auto at) { return acc + g.load(from + head * tokens, at); });
+            float const sum =
+                g.sum(tokens, [&](F const& acc, auto at) { return acc + g.load(from + head * tokens, at); });
             if (g.leader()) to(head) = sum;
         };
         total(marks.first_token, first_token);
@@ -230,12 +236,14 @@ template <class T> struct attention_gate_backward_row {
             float const logit = attention_output_row<T>::load_one(z);
             F const open(sigmoid(logit));
             g.each(n, [&](auto at) { g.store(inner + row * n, at, g.load(upper, at) * open); });
-            if (!dgate.absent()) g.each(1, [&](auto at) { g.store(dgate.at(token, head), at, F(mul(d, one_minus_sigmoid(logit)))); });
+            if (!dgate.absent())
+                g.each(1, [&](auto at) { g.store(dgate.at(token, head), at, F(mul(d, one_minus_sigmoid(logit)))); });
         } else {
             g.each(n, [&](auto at) {
                 F const logit = g.load(z, at), u = g.load(upper, at);
                 g.store(inner + row * n, at, u * sigmoid(logit));
-                if (!dgate.absent()) g.store(dgate.at(token, head), at, (u * g.load(out, at)) * one_minus_sigmoid(logit));
+                if (!dgate.absent())
+                    g.store(dgate.at(token, head), at, (u * g.load(out, at)) * one_minus_sigmoid(logit));
             });
         }
     }
@@ -282,7 +290,9 @@ template <class T> struct unstack_row {
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
         using F = typename G::value;
         int64_t const n = to.extent[2];
-        g.each(n, [&](auto at) { g.store(to.at(block.token_of(row), block.head_of(row)), at, g.load(from + row * n, at) + F(0.0f)); });
+        g.each(n, [&](auto at) {
+            g.store(to.at(block.token_of(row), block.head_of(row)), at, g.load(from + row * n, at) + F(0.0f));
+        });
     }
 };
 

@@ -57,9 +57,9 @@ template <class B, class T> uint32_t largest_magnitude(B const& be, view<T const
 KEEL_FN bool finite(uint32_t largest) { return largest < infinity_bits; }
 
 /// c [rows, n] = alpha * w [rows, keys] * x [keys, n] + beta * c, w being zero where a row does not see a key.
-template <class B, class T>
-void masked_product(B const& be, query_rows const& block, key_columns keys, view<T const, 2> w, view<T const, 2> x, view<float, 2> c,
-                    float alpha, float beta, workspace ws) {
+template <class B, class T> void masked_product(B const& be, query_rows const& block, key_columns keys,
+                                                view<T const, 2> w, view<T const, 2> x, view<float, 2> c, float alpha,
+                                                float beta, workspace ws) {
     int64_t const seen_by_all = keys.seen_by(block.query);
     if (seen_by_all == keys.count || finite(largest_magnitude(be, slice(x, seen_by_all, keys.count - seen_by_all)))) {
         tile_product(be, w, x, c, alpha, beta, ws);
@@ -72,9 +72,9 @@ void masked_product(B const& be, query_rows const& block, key_columns keys, view
 }
 
 /// c [keys, n] = alpha * w^T * x [rows, n] + beta * c. Where x is not finite, its rows are overwritten.
-template <class B, class T>
-void masked_transposed_product(B const& be, query_rows const& block, key_columns keys, view<T const, 2> w, view<T, 2> x, bool x_finite,
-                               view<float, 2> c, float alpha, float beta, workspace ws) {
+template <class B, class T> void masked_transposed_product(B const& be, query_rows const& block, key_columns keys,
+                                                           view<T const, 2> w, view<T, 2> x, bool x_finite,
+                                                           view<float, 2> c, float alpha, float beta, workspace ws) {
     int64_t const seen_by_all = x_finite ? keys.count : keys.seen_by(block.query);
     view<T const, 2> const by_key = transposed(w);
     tile_product(be, slice(by_key, 0, seen_by_all), x, slice(c, 0, seen_by_all), alpha, beta, ws);
@@ -89,9 +89,13 @@ void masked_transposed_product(B const& be, query_rows const& block, key_columns
 
 // --- scratch -----------------------------------------------------------------------------------------------------------
 
-KEEL_FN constexpr int64_t tile_keys(attention_plan plan, int64_t tokens) { return tokens < plan.key_tile ? tokens : plan.key_tile; }
+KEEL_FN constexpr int64_t tile_keys(attention_plan plan, int64_t tokens) {
+    return tokens < plan.key_tile ? tokens : plan.key_tile;
+}
 /// Elements between rows of a tile: off the powers of two, whose lines would share few places of the cache.
-KEEL_FN constexpr int64_t tile_pitch(attention_plan plan, int64_t tokens) { return (tile_keys(plan, tokens) + 31) / 32 * 32 + 32; }
+KEEL_FN constexpr int64_t tile_pitch(attention_plan plan, int64_t tokens) {
+    return (tile_keys(plan, tokens) + 31) / 32 * 32 + 32;
+}
 
 /// Bytes that any of a tile's products takes.
 template <class B> int64_t tile_product_workspace(B const& be, attention_shape shape, attention_plan plan) {
@@ -133,23 +137,28 @@ template <class T> struct attention_scratch {
         int64_t const shared = workspace_bytes<uint32_t>(1) + workspace_bytes<T>(stack) + product_bytes +
                                workspace_bytes<float>(tile) + (in_place ? 0 : workspace_bytes<T>(tile));
         if (!backward) return shared + workspace_bytes<float>(stack) + workspace_bytes<softmax_state>(plan.rows());
-        return shared + workspace_bytes<T>(stack) + workspace_bytes<float>(tile) + (in_place ? 0 : workspace_bytes<T>(tile)) +
-               2 * workspace_bytes<float>(keys);
+        return shared + workspace_bytes<T>(stack) + workspace_bytes<float>(tile) +
+               (in_place ? 0 : workspace_bytes<T>(tile)) + 2 * workspace_bytes<float>(keys);
     }
 
     KEEL_FN attention_scratch(workspace ws, attention_shape shape, attention_plan plan, bool backward) {
         pitch = tile_pitch(plan, shape.tokens);
-        int64_t const tile = plan.rows() * pitch, stack = plan.rows() * shape.head_dim, keys = tile_keys(plan, shape.tokens) * shape.head_dim;
+        int64_t const tile = plan.rows() * pitch, stack = plan.rows() * shape.head_dim,
+                      keys = tile_keys(plan, shape.tokens) * shape.head_dim;
         largest = ws.take<uint32_t>(1);
         queries = ws.take<T>(stack);
         scores = ws.take<float>(tile);
-        if constexpr (in_place) probabilities = scores;
-        else probabilities = ws.take<T>(tile);
+        if constexpr (in_place)
+            probabilities = scores;
+        else
+            probabilities = ws.take<T>(tile);
         if (backward) {
             upper = ws.take<T>(stack);
             score_gradients = ws.take<float>(tile);
-            if constexpr (in_place) slopes = score_gradients;
-            else slopes = ws.take<T>(tile);
+            if constexpr (in_place)
+                slopes = score_gradients;
+            else
+                slopes = ws.take<T>(tile);
             dk = ws.take<float>(keys);
             dv = ws.take<float>(keys);
         } else {
@@ -180,18 +189,17 @@ template <class T, class B> struct attention_forward_task {
     view<float, 2> lse;
     attention_marks marks;
     worker_scratch scratch;
+    int64_t blocks; ///< query blocks of the longest document
 
     KEEL_FN int64_t parts() const { return (shape.group() + plan.heads_together - 1) / plan.heads_together; }
-    KEEL_FN int64_t count() const {
-        return (documents.longest() + plan.query_block - 1) / plan.query_block * documents.count() * shape.kv_heads * parts();
-    }
+    KEEL_FN int64_t count() const { return blocks * documents.count() * shape.kv_heads * parts(); }
 
     /// Task i: the last query blocks, which have the most keys, come first.
     void operator()(int64_t i, int64_t worker) const {
         int64_t const part = i % parts(), rest = i / parts(), kv_head = rest % shape.kv_heads;
         int64_t const document = rest / shape.kv_heads % documents.count();
-        int64_t const blocks = count() / (documents.count() * shape.kv_heads * parts());
-        int64_t const query = (blocks - 1 - rest / shape.kv_heads / documents.count()) * plan.query_block, length = documents.length(document);
+        int64_t const length = documents.length(document);
+        int64_t const query = (blocks - 1 - rest / shape.kv_heads / documents.count()) * plan.query_block;
         if (query >= length) return;
         query_rows block;
         block.document = documents.begin(document);
@@ -212,11 +220,15 @@ template <class T, class B> struct attention_forward_task {
         }
         for (int64_t first = 0; first < end; first += plan.key_tile) {
             key_columns const keys{first, end - first < plan.key_tile ? end - first : plan.key_tile};
-            auto const tile_k = head_rows(k, block.document + first, kv_head, keys.count), tile_v = head_rows(v, block.document + first, kv_head, keys.count);
-            tile_product(be, queries, transposed(tile_k), keel::rows(room.scores, rows, keys.count, room.pitch), scale, 0.0f, room.products);
-            be.for_rows(rows, keys.count, softmax_tile_row<T>{block, keys, room.scores, room.probabilities, room.pitch, room.output, n,
-                                                              room.states, marks.entropy != nullptr});
-            masked_product(be, block, keys, keel::rows(static_cast<T const*>(room.probabilities), rows, keys.count, room.pitch), tile_v,
+            auto const tile_k = head_rows(k, block.document + first, kv_head, keys.count);
+            auto const tile_v = head_rows(v, block.document + first, kv_head, keys.count);
+            tile_product(be, queries, transposed(tile_k), keel::rows(room.scores, rows, keys.count, room.pitch), scale,
+                         0.0f, room.products);
+            be.for_rows(rows, keys.count,
+                        softmax_tile_row<T>{block, keys, room.scores, room.probabilities, room.pitch, room.output, n,
+                                            room.states, marks.entropy != nullptr});
+            masked_product(be, block, keys,
+                           keel::rows(static_cast<T const*>(room.probabilities), rows, keys.count, room.pitch), tile_v,
                            keel::rows(room.output, rows, n), 1.0f, first == 0 ? 0.0f : 1.0f, room.products);
         }
         be.for_rows(rows, n, attention_output_row<T>{block, room.output, room.states, gate, y, lse, marks});
@@ -242,7 +254,8 @@ template <class T, class B> struct attention_backward_task {
         int64_t const kv_head = i % shape.kv_heads, document = i / shape.kv_heads, length = documents.length(document);
         attention_scratch<T> const room(scratch.of(worker), shape, plan, true);
         for (int64_t first = 0; first < length; first += plan.key_tile)
-            key_tile(documents.begin(document), length, kv_head, {first, length - first < plan.key_tile ? length - first : plan.key_tile}, room);
+            key_tile(documents.begin(document), length, kv_head,
+                     {first, length - first < plan.key_tile ? length - first : plan.key_tile}, room);
         if (dq.absent()) return;
         each_block(documents.begin(document), length, kv_head, 0, [&](query_rows const& block, float* sums) {
             be.for_rows(block.rows(), shape.head_dim, unstack_row<T>{block, sums, dq});
@@ -250,18 +263,21 @@ template <class T, class B> struct attention_backward_task {
     }
 
     /// body(block, the block's part of query_gradients) for the head parts of a group and, in each, the query blocks from `query` on.
-    template <class Body> void each_block(int64_t begin, int64_t length, int64_t kv_head, int64_t query, Body const& body) const {
+    template <class Body>
+    void each_block(int64_t begin, int64_t length, int64_t kv_head, int64_t query, Body const& body) const {
         int64_t const group = shape.group();
         for (int64_t part = 0; part < group; part += plan.heads_together)
             for (int64_t at = query; at < length; at += plan.query_block) {
-                query_rows const block{begin, at, length - at < plan.query_block ? length - at : plan.query_block, kv_head * group + part,
+                query_rows const block{begin, at, length - at < plan.query_block ? length - at : plan.query_block,
+                                       kv_head * group + part,
                                        group - part < plan.heads_together ? group - part : plan.heads_together};
                 int64_t const before = begin * shape.heads + (kv_head * group + part) * length + at * block.heads;
                 body(block, query_gradients + before * shape.head_dim);
             }
     }
 
-    void key_tile(int64_t begin, int64_t length, int64_t kv_head, key_columns whole, attention_scratch<T> const& room) const {
+    void key_tile(int64_t begin, int64_t length, int64_t kv_head, key_columns whole,
+                  attention_scratch<T> const& room) const {
         int64_t const n = shape.head_dim;
         each_block(begin, length, kv_head, whole.first, [&](query_rows const& block, float* sums) {
             int64_t const rows = block.rows(), end = block.query + block.queries;
@@ -269,24 +285,31 @@ template <class T, class B> struct attention_backward_task {
             bool const starts = block.query == whole.first && block.head == kv_head * shape.group();
             view<T, 2> const queries = keel::rows(room.queries, rows, n), above = keel::rows(room.upper, rows, n);
             bool const queries_finite = stack(block, q, queries, room), above_finite = stack(block, upper, above, room);
-            auto const tile_k = head_rows(k, begin + whole.first, kv_head, keys.count), tile_v = head_rows(v, begin + whole.first, kv_head, keys.count);
+            auto const tile_k = head_rows(k, begin + whole.first, kv_head, keys.count);
+            auto const tile_v = head_rows(v, begin + whole.first, kv_head, keys.count);
             view<T const, 2> const stacked_q = queries, stacked_do = above;
-            tile_product(be, stacked_q, transposed(tile_k), keel::rows(room.scores, rows, keys.count, room.pitch), scale, 0.0f, room.products);
-            tile_product(be, stacked_do, transposed(tile_v), keel::rows(room.score_gradients, rows, keys.count, room.pitch), 1.0f, 0.0f,
-                         room.products);
-            be.for_rows(rows, keys.count, attention_backward_tile_row<T>{block, keys, room.scores, room.score_gradients, room.probabilities,
-                                                                         room.slopes, room.pitch, lse, products, shape.heads});
-            view<T const, 2> const p = keel::rows(static_cast<T const*>(room.probabilities), rows, keys.count, room.pitch);
+            tile_product(be, stacked_q, transposed(tile_k), keel::rows(room.scores, rows, keys.count, room.pitch),
+                         scale, 0.0f, room.products);
+            tile_product(be, stacked_do, transposed(tile_v),
+                         keel::rows(room.score_gradients, rows, keys.count, room.pitch), 1.0f, 0.0f, room.products);
+            be.for_rows(rows, keys.count,
+                        attention_backward_tile_row<T>{block, keys, room.scores, room.score_gradients,
+                                                       room.probabilities, room.slopes, room.pitch, lse, products,
+                                                       shape.heads});
+            view<T const, 2> const p =
+                keel::rows(static_cast<T const*>(room.probabilities), rows, keys.count, room.pitch);
             view<T const, 2> const ds = keel::rows(static_cast<T const*>(room.slopes), rows, keys.count, room.pitch);
             if (!dq.absent())
-                masked_product(be, block, keys, ds, tile_k, keel::rows(sums, rows, n), scale, whole.first == 0 ? 0.0f : 1.0f, room.products);
-            // The first block sees all keys of the tile only where the document ends with it: the others start from zero as well.
+                masked_product(be, block, keys, ds, tile_k, keel::rows(sums, rows, n), scale,
+                               whole.first == 0 ? 0.0f : 1.0f, room.products);
+            // The first block need not see all keys of the tile, so the sums start from zeros.
             if (starts) zero(room, whole.count * n);
             if (!dv.absent())
-                masked_transposed_product(be, block, keys, p, above, above_finite, keel::rows(room.dv, keys.count, n), 1.0f, 1.0f, room.products);
+                masked_transposed_product(be, block, keys, p, above, above_finite, keel::rows(room.dv, keys.count, n),
+                                          1.0f, 1.0f, room.products);
             if (!dk.absent())
-                masked_transposed_product(be, block, keys, ds, queries, queries_finite, keel::rows(room.dk, keys.count, n), scale, 1.0f,
-                                          room.products);
+                masked_transposed_product(be, block, keys, ds, queries, queries_finite,
+                                          keel::rows(room.dk, keys.count, n), scale, 1.0f, room.products);
         });
         query_rows const tile{begin, whole.first, whole.count, kv_head, 1};
         if (!dk.absent()) be.for_rows(whole.count, n, unstack_row<T>{tile, room.dk, dk});

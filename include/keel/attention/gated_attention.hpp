@@ -28,9 +28,11 @@ struct attention_saved {
 
 /// Numbers of each head, [heads], fp32, overwritten; each absent unless wanted. Divide a sum by tokens for its mean.
 struct attention_telemetry {
-    view<float, 1> max_logit = {};       ///< largest scaled score that any query sees, signed; -Inf without tokens, NaN once a score is NaN
+    view<float, 1> max_logit =
+        {}; ///< largest scaled score that any query sees, signed; -Inf without tokens, NaN once a score is NaN
     view<float, 1> first_token_sum = {}; ///< over queries: probability of the first key of the query's document
-    view<float, 1> entropy_sum = {};     ///< over queries: entropy of the probabilities, in nats. Costs a second exponential
+    view<float, 1> entropy_sum =
+        {}; ///< over queries: entropy of the probabilities, in nats. Costs a second exponential
 };
 
 template <class T> struct attention_gradients {
@@ -59,9 +61,9 @@ namespace keel::inline KEEL_ABI {
 namespace detail {
 
 /// The checks that the forward and the backward share.
-template <class T>
-KEEL_FN void check_attention(validation& check, view<T const, 3> q, view<T const, 3> k, view<T const, 3> v, view<T const, 3> gate,
-                             view<int64_t const, 1> documents, attention_options options) {
+template <class T> KEEL_FN void check_attention(validation& check, view<T const, 3> q, view<T const, 3> k,
+                                                view<T const, 3> v, view<T const, 3> gate,
+                                                view<int64_t const, 1> documents, attention_options options) {
     int64_t const tokens = q.extent[0], heads = q.extent[1], kv_heads = k.extent[1], head_dim = q.extent[2];
     check.present("q", q).unit_stride("q", q);
     check.require(head_dim > 0, status_code::bad_shape, "q", "head_dim", head_dim, "1 or more");
@@ -71,21 +73,23 @@ KEEL_FN void check_attention(validation& check, view<T const, 3> q, view<T const
                   "a divisor of q's heads");
     if (!gate.absent()) {
         check.extent("gate", gate, 0, tokens).extent("gate", gate, 1, heads).unit_stride("gate", gate);
-        check.require(gate.extent[2] == 1 || gate.extent[2] == head_dim, status_code::bad_shape, "gate", "dimension 2", gate.extent[2],
-                      "1 (a gate for each head) or head_dim (one for each element)");
+        check.require(gate.extent[2] == 1 || gate.extent[2] == head_dim, status_code::bad_shape, "gate", "dimension 2",
+                      gate.extent[2], "1 (a gate for each head) or head_dim (one for each element)");
     }
     if (!documents.absent()) {
         check.present("documents", documents);
-        check.require(documents.extent[0] >= 1, status_code::bad_shape, "documents", "length", documents.extent[0], "documents + 1");
+        check.require(documents.extent[0] >= 1, status_code::bad_shape, "documents", "length", documents.extent[0],
+                      "documents + 1");
         for (int64_t i = 0; check.ok() && i < documents.extent[0]; ++i) {
             int64_t const least = i == 0 ? 0 : documents(i - 1), most = i == 0 ? 0 : tokens;
-            check.require(documents(i) >= least && documents(i) <= most, status_code::bad_option, "documents", "an entry", documents(i),
-                          "entries that start at 0 and do not decrease");
+            check.require(documents(i) >= least && documents(i) <= most, status_code::bad_option, "documents",
+                          "an entry", documents(i), "entries that start at 0 and do not decrease");
         }
         if (check.ok() && documents(documents.extent[0] - 1) != tokens)
             check.fail(status_code::bad_option, "documents", "last entry", documents(documents.extent[0] - 1), tokens);
     }
-    check.require(magnitude(options.scale) < infinity_bits, status_code::bad_option, "options.scale", "a finite number");
+    check.require(magnitude(options.scale) < infinity_bits, status_code::bad_option, "options.scale",
+                  "a finite number");
 }
 
 /// `a` starts no later than `b`.
@@ -106,8 +110,10 @@ template <class T> KEEL_FN void apart_in_order(validation& check, char const* ar
 /// row, or of every head's stretch of the row.
 template <class T> KEEL_FN void apart(validation& check, char const* argument, view<T, 3> a, view<T, 3> b) {
     if (a.absent() || b.absent() || a.empty() || b.empty()) return;
-    if (a.data <= b.data) apart_in_order(check, argument, a, b);
-    else apart_in_order(check, argument, b, a);
+    if (a.data <= b.data)
+        apart_in_order(check, argument, a, b);
+    else
+        apart_in_order(check, argument, b, a);
 }
 
 template <class T, class B> int64_t attention_worker_bytes(B const& be, attention_shape shape, bool backward) {
@@ -148,8 +154,9 @@ template <class T, matmul_backend B> int64_t gated_attention_backward_workspace(
 /// Bits           of a token depend on its document up to it alone: packed equals unpacked, and what comes later leaves no trace, be it
 ///                NaN. Any thread count, architecture and backend gives them (subnormals: backend/matmul.hpp).
 /// Status         bad_shape, bad_stride, bad_pointer, bad_option (documents, scale), overlap, small_workspace.
-/// Non-finite     NaN in q, in the gate, or in a key or value that a query sees makes its output NaN; so does a score of +Inf, or only
-///                scores of -Inf (lse is then -Inf). A score of -Inf beside finite ones has probability 0.
+/// Non-finite     NaN in q, in the gate, or in a key that a query sees makes its head NaN, as do a score of +Inf and scores of nothing
+///                but -Inf (lse is then -Inf). A score of -Inf beside finite ones has probability 0. NaN and Inf in a value that a
+///                query sees reach that element; Inf with probability 0 is NaN.
 /// Aliasing       y and lse have memory of their own.
 /// Workspace      gated_attention_workspace<T>(be, shape).
 /// Cost           4 * head_dim flops a query-key pair, plus one exponential.
@@ -158,9 +165,10 @@ template <class T, matmul_backend B> int64_t gated_attention_backward_workspace(
 template <matmul_backend B, class Q>
 status gated_attention(B const& be, view<Q, 3> q, std::type_identity_t<view<std::remove_const_t<Q> const, 3>> k,
                        std::type_identity_t<view<std::remove_const_t<Q> const, 3>> v,
-                       std::type_identity_t<view<std::remove_const_t<Q> const, 3>> gate, view<int64_t const, 1> documents,
-                       std::type_identity_t<view<std::remove_const_t<Q>, 3>> y, attention_saved saved = {},
-                       attention_telemetry telemetry = {}, attention_options options = {}, workspace ws = {}) {
+                       std::type_identity_t<view<std::remove_const_t<Q> const, 3>> gate,
+                       view<int64_t const, 1> documents, std::type_identity_t<view<std::remove_const_t<Q>, 3>> y,
+                       attention_saved saved = {}, attention_telemetry telemetry = {}, attention_options options = {},
+                       workspace ws = {}) {
     using T = std::remove_const_t<Q>;
     static_assert(std::is_same_v<T, float> || std::is_same_v<T, bf16>, "attention takes float or bf16");
     static_assert(backend_traits<B>::space == memory_space::host, "this attention runs on the host");
@@ -168,32 +176,43 @@ status gated_attention(B const& be, view<Q, 3> q, std::type_identity_t<view<std:
     validation check("gated_attention");
     detail::check_attention<T>(check, q, k, v, gate, documents, options);
     check.shape("y", y, shape.tokens, shape.heads, shape.head_dim).unit_stride("y", y).distinct("y", y);
-    if (!saved.lse.absent()) check.shape("saved.lse", saved.lse, shape.tokens, shape.heads).distinct("saved.lse", saved.lse);
+    if (!saved.lse.absent())
+        check.shape("saved.lse", saved.lse, shape.tokens, shape.heads).distinct("saved.lse", saved.lse);
     auto const per_head = [&](char const* argument, view<float, 1> x) {
         if (!x.absent()) check.shape(argument, x, shape.heads).distinct(argument, x).disjoint(argument, x, y);
     };
     per_head("telemetry.max_logit", telemetry.max_logit);
     per_head("telemetry.first_token_sum", telemetry.first_token_sum);
     per_head("telemetry.entropy_sum", telemetry.entropy_sum);
-    check.disjoint("y", y, q).disjoint("y", y, k).disjoint("y", y, v).disjoint("y", y, gate).disjoint("saved.lse", saved.lse, y);
+    check.disjoint("y", y, q)
+        .disjoint("y", y, k)
+        .disjoint("y", y, v)
+        .disjoint("y", y, gate)
+        .disjoint("saved.lse", saved.lse, y);
     if (check.ok()) check.enough(ws, gated_attention_workspace<T>(be, shape));
     if (!check.ok()) return check.result;
 
     attention_marks marks;
-    auto const room_for = [&](view<float, 1> x) { return x.absent() ? nullptr : ws.take<float>(shape.tokens * shape.heads); };
+    auto const room_for = [&](view<float, 1> x) {
+        return x.absent() ? nullptr : ws.take<float>(shape.tokens * shape.heads);
+    };
     marks.max_logit = room_for(telemetry.max_logit);
     marks.first_token = room_for(telemetry.first_token_sum);
     marks.entropy = room_for(telemetry.entropy_sum);
+    attention_plan const plan = plan_attention(shape);
+    document_list const list{documents, shape.tokens};
     int64_t const bytes = detail::attention_worker_bytes<T>(be, shape, false);
+    worker_scratch const scratch{ws.part(be.concurrency() * bytes), bytes};
+    int64_t const blocks = (list.longest() + plan.query_block - 1) / plan.query_block;
+    float const scale = detail::attention_scale(options, shape.head_dim);
     auto const alone = be.alone();
-    using task_type = attention_forward_task<T, std::remove_const_t<decltype(alone)>>;
-    task_type const task{alone, shape,    plan_attention(shape), {documents, shape.tokens}, detail::attention_scale(options, shape.head_dim),
-                         q,     k,        v,                     gate,                      y,
-                         saved.lse, marks, {ws.part(be.concurrency() * bytes), bytes}};
+    attention_forward_task<T, std::remove_const_t<decltype(alone)>> const task{
+        alone, shape, plan, list, scale, q, k, v, gate, y, saved.lse, marks, scratch, blocks};
     be.for_tasks(task.count(), task);
     if (marks.max_logit != nullptr || marks.first_token != nullptr || marks.entropy != nullptr)
-        be.for_rows(shape.heads, shape.tokens, attention_telemetry_row{marks, shape.tokens, telemetry.max_logit, telemetry.first_token_sum,
-                                                                       telemetry.entropy_sum});
+        be.for_rows(shape.heads, shape.tokens,
+                    attention_telemetry_row{marks, shape.tokens, telemetry.max_logit, telemetry.first_token_sum,
+                                            telemetry.entropy_sum});
     return check.result;
 }
 
@@ -213,13 +232,14 @@ status gated_attention(B const& be, view<Q, 3> q, std::type_identity_t<view<std:
 /// Source         the softmax's gradient as in Dao 2023; D from the gated output and the gate's gradient: the head of this file. D is
 ///                taken from the stored y, so a bf16 y leaves its rounding in D.
 template <matmul_backend B, class Q>
-status gated_attention_backward(B const& be, std::type_identity_t<view<std::remove_const_t<Q> const, 3>> dy, view<Q, 3> q,
-                                std::type_identity_t<view<std::remove_const_t<Q> const, 3>> k,
+status gated_attention_backward(B const& be, std::type_identity_t<view<std::remove_const_t<Q> const, 3>> dy,
+                                view<Q, 3> q, std::type_identity_t<view<std::remove_const_t<Q> const, 3>> k,
                                 std::type_identity_t<view<std::remove_const_t<Q> const, 3>> v,
-                                std::type_identity_t<view<std::remove_const_t<Q> const, 3>> gate, view<int64_t const, 1> documents,
+                                std::type_identity_t<view<std::remove_const_t<Q> const, 3>> gate,
+                                view<int64_t const, 1> documents,
                                 std::type_identity_t<view<std::remove_const_t<Q> const, 3>> y, attention_saved saved,
-                                std::type_identity_t<attention_gradients<std::remove_const_t<Q>>> out, attention_options options = {},
-                                workspace ws = {}) {
+                                std::type_identity_t<attention_gradients<std::remove_const_t<Q>>> out,
+                                attention_options options = {}, workspace ws = {}) {
     using T = std::remove_const_t<Q>;
     static_assert(std::is_same_v<T, float> || std::is_same_v<T, bf16>, "attention takes float or bf16");
     static_assert(backend_traits<B>::space == memory_space::host, "this attention runs on the host");
@@ -231,14 +251,17 @@ status gated_attention_backward(B const& be, std::type_identity_t<view<std::remo
     check.shape("saved.lse", saved.lse, shape.tokens, shape.heads);
     auto const gradient = [&](char const* argument, view<T, 3> x, view<T const, 3> like) {
         if (x.absent()) return;
-        check.shape(argument, x, like.extent[0], like.extent[1], like.extent[2]).unit_stride(argument, x).distinct(argument, x);
+        check.shape(argument, x, like.extent[0], like.extent[1], like.extent[2])
+            .unit_stride(argument, x)
+            .distinct(argument, x);
         check.disjoint(argument, x, q).disjoint(argument, x, k).disjoint(argument, x, v).disjoint(argument, x, gate);
         check.disjoint(argument, x, dy).disjoint(argument, x, y).disjoint(argument, x, saved.lse);
     };
     gradient("out.dq", out.dq, q);
     gradient("out.dk", out.dk, k);
     gradient("out.dv", out.dv, v);
-    check.require(out.dgate.absent() || !gate.absent(), status_code::bad_shape, "out.dgate", "no gradient of a gate that is absent");
+    check.require(out.dgate.absent() || !gate.absent(), status_code::bad_shape, "out.dgate",
+                  "no gradient of a gate that is absent");
     gradient("out.dgate", out.dgate, gate);
     detail::apart(check, "out.dk", out.dq, out.dk);
     detail::apart(check, "out.dv", out.dq, out.dv);
@@ -257,11 +280,13 @@ status gated_attention_backward(B const& be, std::type_identity_t<view<std::remo
     view<T const, 3> const upper = gate.absent() ? dy : view<T const, 3>(cube(inner, shape.tokens, shape.heads, n));
     float* const query_gradients = ws.take<float>(row_count * n);
     int64_t const bytes = detail::attention_worker_bytes<T>(be, shape, true);
+    worker_scratch const scratch{ws.part(be.concurrency() * bytes), bytes};
+    document_list const list{documents, shape.tokens};
+    float const scale = detail::attention_scale(options, n);
     auto const alone = be.alone();
-    using task_type = attention_backward_task<T, std::remove_const_t<decltype(alone)>>;
-    task_type const task{alone, shape, plan_attention(shape), {documents, shape.tokens}, detail::attention_scale(options, n),
-                         q,     k,     v,                     upper,                     saved.lse,
-                         products, out.dq, out.dk, out.dv, query_gradients, {ws.part(be.concurrency() * bytes), bytes}};
+    attention_backward_task<T, std::remove_const_t<decltype(alone)>> const task{
+        alone,  shape,  plan_attention(shape), list,   scale, q, k, v, upper, saved.lse, products, out.dq,
+        out.dk, out.dv, query_gradients,       scratch};
     be.for_tasks(task.count(), task);
     return check.result;
 }

@@ -39,8 +39,8 @@ KEEL_FN void validate_rope(validation& check, rope_angles rope, int64_t tokens, 
     if (rope.cosine.absent() && rope.sine.absent()) return;
     check.extent("rope.cosine", rope.cosine, 0, tokens).unit_stride("rope.cosine", rope.cosine);
     check.shape("rope.sine", rope.sine, tokens, rope.cosine.extent[1]).unit_stride("rope.sine", rope.sine);
-    check.require(2 * rope.cosine.extent[1] <= head_dim, status_code::bad_shape, "rope.cosine", "columns", rope.cosine.extent[1],
-                  "at most head_dim / 2");
+    check.require(2 * rope.cosine.extent[1] <= head_dim, status_code::bad_shape, "rope.cosine", "columns",
+                  rope.cosine.extent[1], "at most head_dim / 2");
 }
 
 } // namespace keel
@@ -64,18 +64,21 @@ KEEL_FN int64_t qk_norm_backward_workspace(int64_t tokens, int64_t heads, int64_
 /// Cost           about 60 operations and 8 bytes an angle. No workspace.
 template <row_backend B, class P>
     requires std::same_as<std::remove_const_t<P>, int32_t> || std::same_as<std::remove_const_t<P>, int64_t>
-status rope_table(B const& be, view<P, 1> positions, view<float const, 1> frequencies, view<float, 2> cosine, view<float, 2> sine) {
-    int64_t const tokens = positions.extent[0], half = frequencies.extent[0];
-    validation check("rope_table");
-    check.present("positions", positions).present("frequencies", frequencies).unit_stride("frequencies", frequencies);
-    check.shape("cosine", cosine, tokens, half).unit_stride("cosine", cosine).distinct("cosine", cosine);
-    check.shape("sine", sine, tokens, half).unit_stride("sine", sine).distinct("sine", sine);
-    check.disjoint("cosine", cosine, frequencies).disjoint("cosine", cosine, positions);
-    check.disjoint("sine", sine, frequencies).disjoint("sine", sine, positions).disjoint("sine", sine, cosine);
-    if (!check.ok()) return check.result;
-    be.for_rows(tokens, half * 16, rope_table_row<std::remove_const_t<P>>{positions, frequencies, cosine, sine});
-    return check.result;
-}
+        status rope_table(B const& be, view<P, 1> positions, view<float const, 1> frequencies, view<float, 2> cosine,
+                          view<float, 2> sine) {
+        int64_t const tokens = positions.extent[0], half = frequencies.extent[0];
+        validation check("rope_table");
+        check.present("positions", positions)
+            .present("frequencies", frequencies)
+            .unit_stride("frequencies", frequencies);
+        check.shape("cosine", cosine, tokens, half).unit_stride("cosine", cosine).distinct("cosine", cosine);
+        check.shape("sine", sine, tokens, half).unit_stride("sine", sine).distinct("sine", sine);
+        check.disjoint("cosine", cosine, frequencies).disjoint("cosine", cosine, positions);
+        check.disjoint("sine", sine, frequencies).disjoint("sine", sine, positions).disjoint("sine", sine, cosine);
+        if (!check.ok()) return check.result;
+        be.for_rows(tokens, half * 16, rope_table_row<std::remove_const_t<P>>{positions, frequencies, cosine, sine});
+        return check.result;
+    }
 
 /// Normalises each head by its root mean square, applies the gain 1 + delta that all heads share, and rotates.
 ///
@@ -109,11 +112,14 @@ status qk_norm(B const& be, view<X, 3> x, view<D, 1> delta, rope_angles rope, vi
     check.disjoint("saved.rrms", saved.rrms, y).disjoint("saved.rrms", saved.rrms, x);
     if (!check.ok() || x.empty()) return check.result;
     auto const run = [&]<rope_layout Layout>() {
-        be.for_rows(tokens * heads, head_dim, qk_norm_row<Layout, std::remove_const_t<X>, std::remove_const_t<D>, Y>{
-                                                  x, delta, rope, y, saved.rrms, options.epsilon});
+        be.for_rows(tokens * heads, head_dim,
+                    qk_norm_row<Layout, std::remove_const_t<X>, std::remove_const_t<D>, Y>{
+                        x, delta, rope, y, saved.rrms, options.epsilon});
     };
-    if (options.layout == rope_layout::half_pairs) run.template operator()<rope_layout::half_pairs>();
-    else run.template operator()<rope_layout::interleaved_pairs>();
+    if (options.layout == rope_layout::half_pairs)
+        run.template operator()<rope_layout::half_pairs>();
+    else
+        run.template operator()<rope_layout::interleaved_pairs>();
     return check.result;
 }
 
@@ -128,8 +134,8 @@ status qk_norm(B const& be, view<X, 3> x, view<D, 1> delta, rope_angles rope, vi
 /// Non-finite     a NaN or Inf stays in its head of dx, and reaches ddelta.
 /// Cost           reads dy and x twice for dx, and twice more for ddelta (once for each element of a pair).
 template <row_backend B, class DY, class X, class D>
-status qk_norm_backward(B const& be, view<DY, 3> dy, view<X, 3> x, view<D, 1> delta, rope_angles rope, qk_norm_saved saved,
-                        std::type_identity_t<qk_norm_gradients<std::remove_const_t<DY>>> out,
+status qk_norm_backward(B const& be, view<DY, 3> dy, view<X, 3> x, view<D, 1> delta, rope_angles rope,
+                        qk_norm_saved saved, std::type_identity_t<qk_norm_gradients<std::remove_const_t<DY>>> out,
                         qk_norm_backward_options options = {}, workspace ws = {}) {
     using dy_format = std::remove_const_t<DY>;
     using x_format = std::remove_const_t<X>;
@@ -140,13 +146,16 @@ status qk_norm_backward(B const& be, view<DY, 3> dy, view<X, 3> x, view<D, 1> de
     if (!delta.absent()) check.shape("delta", delta, head_dim).unit_stride("delta", delta);
     validate_rope(check, rope, tokens, head_dim);
     check.shape("saved.rrms", saved.rrms, tokens, heads);
-    if (!out.dx.absent()) check.shape("out.dx", out.dx, tokens, heads, head_dim).unit_stride("out.dx", out.dx).distinct("out.dx", out.dx);
+    if (!out.dx.absent())
+        check.shape("out.dx", out.dx, tokens, heads, head_dim).unit_stride("out.dx", out.dx).distinct("out.dx", out.dx);
     if (!out.ddelta.absent()) {
         check.shape("out.ddelta", out.ddelta, head_dim).unit_stride("out.ddelta", out.ddelta);
         check.enough(ws, qk_norm_backward_workspace(tokens, heads, head_dim));
     }
     check.disjoint_or_same("out.dx", out.dx, dy).disjoint("out.dx", out.dx, x).disjoint("out.dx", out.dx, delta);
-    check.disjoint("out.dx", out.dx, saved.rrms).disjoint("out.ddelta", out.ddelta, out.dx).disjoint("out.ddelta", out.ddelta, delta);
+    check.disjoint("out.dx", out.dx, saved.rrms)
+        .disjoint("out.ddelta", out.ddelta, out.dx)
+        .disjoint("out.ddelta", out.ddelta, delta);
     if (!check.ok()) return check.result;
     auto const run = [&]<rope_layout Layout>() {
         // ddelta first: dx may take dy's place.
@@ -154,7 +163,9 @@ status qk_norm_backward(B const& be, view<DY, 3> dy, view<X, 3> x, view<D, 1> de
             int64_t const half = rope.cosine.extent[1], rows = tokens * heads;
             float* const sums = ws.take<float>(head_dim);
             auto const sum = [&]<class Part>(Part, int64_t width, float* total) {
-                column_sum(be, rows, width, qk_norm_gain_term<Part, Layout, dy_format, x_format>{dy, x, rope, saved.rrms}, total, overwrite, ws);
+                column_sum(be, rows, width,
+                           qk_norm_gain_term<Part, Layout, dy_format, x_format>{dy, x, rope, saved.rrms}, total,
+                           overwrite, ws);
             };
             sum(pair_firsts<Layout>{half}, half, sums);
             sum(pair_seconds<Layout>{half}, half, sums + half);
@@ -162,11 +173,14 @@ status qk_norm_backward(B const& be, view<DY, 3> dy, view<X, 3> x, view<D, 1> de
             be.for_rows(1, head_dim, qk_norm_gain_row<Layout>{sums, half, out.ddelta, options.grad});
         }
         if (!out.dx.absent() && !x.empty())
-            be.for_rows(tokens * heads, head_dim, qk_norm_backward_row<Layout, dy_format, x_format, std::remove_const_t<D>>{
-                                                      dy, x, delta, rope, saved.rrms, out.dx});
+            be.for_rows(tokens * heads, head_dim,
+                        qk_norm_backward_row<Layout, dy_format, x_format, std::remove_const_t<D>>{dy, x, delta, rope,
+                                                                                                  saved.rrms, out.dx});
     };
-    if (options.layout == rope_layout::half_pairs) run.template operator()<rope_layout::half_pairs>();
-    else run.template operator()<rope_layout::interleaved_pairs>();
+    if (options.layout == rope_layout::half_pairs)
+        run.template operator()<rope_layout::half_pairs>();
+    else
+        run.template operator()<rope_layout::interleaved_pairs>();
     return check.result;
 }
 

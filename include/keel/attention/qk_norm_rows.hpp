@@ -49,15 +49,19 @@ template <class P> struct rope_table_row {
 template <rope_layout Layout> struct pair_firsts {
     int64_t half;
     template <class T> KEEL_FN auto operator()(T* head) const {
-        if constexpr (Layout == rope_layout::half_pairs) return head;
-        else return strided<T>{head, 2};
+        if constexpr (Layout == rope_layout::half_pairs)
+            return head;
+        else
+            return strided<T>{head, 2};
     }
 };
 template <rope_layout Layout> struct pair_seconds {
     int64_t half;
     template <class T> KEEL_FN auto operator()(T* head) const {
-        if constexpr (Layout == rope_layout::half_pairs) return head + half;
-        else return strided<T>{head + 1, 2};
+        if constexpr (Layout == rope_layout::half_pairs)
+            return head + half;
+        else
+            return strided<T>{head + 1, 2};
     }
 };
 struct unrotated {
@@ -65,9 +69,7 @@ struct unrotated {
     template <class T> KEEL_FN T* operator()(T* head) const { return head + 2 * half; }
 };
 
-template <class F> struct rotated {
-    F first, second;
-};
+template <class F> struct rotated { F first, second; };
 /// (a, b) turned by the angle with cosine c and sine s; by the opposite angle with -s.
 template <class F> KEEL_FN rotated<F> rotate(F const& a, F const& b, F const& c, F const& s) {
     return {fma(a, c, negate(mul(b, s))), fma(b, c, mul(a, s))};
@@ -86,7 +88,8 @@ template <rope_layout Layout, class X, class D, class Y> struct qk_norm_row {
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
         using F = typename G::value;
-        int64_t const token = row / x.extent[1], head = row % x.extent[1], n = x.extent[2], half = rope.cosine.extent[1];
+        int64_t const token = row / x.extent[1], head = row % x.extent[1], n = x.extent[2],
+                      half = rope.cosine.extent[1];
         X const* const in = x.at(token, head);
         Y* const out = y.at(token, head);
         inverse_rms const r = find_inverse_rms(
@@ -130,7 +133,8 @@ template <rope_layout Layout, class DY, class X, class D> struct qk_norm_backwar
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
         using F = typename G::value;
-        int64_t const token = row / x.extent[1], head = row % x.extent[1], n = x.extent[2], half = rope.cosine.extent[1];
+        int64_t const token = row / x.extent[1], head = row % x.extent[1], n = x.extent[2],
+                      half = rope.cosine.extent[1];
         DY const* const gradient = dy.at(token, head);
         X const* const in = x.at(token, head);
         DY* const out = dx.at(token, head);
@@ -153,9 +157,12 @@ template <rope_layout Layout, class DY, class X, class D> struct qk_norm_backwar
             auto const w = turned_back(at);
             return fma(w.second, g.load(seconds(in), at) * r, fma(w.first, g.load(firsts(in), at) * r, acc));
         });
-        float const passed_sum = g.sum(n - 2 * half, [&](F const& acc, auto at) { return fma(passed(at), g.load(rest(in), at) * r, acc); });
+        float const passed_sum =
+            g.sum(n - 2 * half, [&](F const& acc, auto at) { return fma(passed(at), g.load(rest(in), at) * r, acc); });
         F const minus_c(div(-add(rotated_sum, passed_sum), static_cast<float>(n)));
-        auto const projected = [&](auto part, auto at, F const& w) { return fma(minus_c, g.load(part(in), at) * r, w) * r; };
+        auto const projected = [&](auto part, auto at, F const& w) {
+            return fma(minus_c, g.load(part(in), at) * r, w) * r;
+        };
         g.each(half, [&](auto at) {
             auto const w = turned_back(at);
             g.store(firsts(out), at, projected(firsts, at, w.first));
@@ -179,11 +186,13 @@ template <class Part, rope_layout Layout, class DY, class X> struct qk_norm_gain
         int64_t const token = row / x.extent[1], head = row % x.extent[1];
         Part const part{rope.cosine.extent[1]};
         F const u = g.load(part(x.at(token, head)), at) * F(rrms(token, head));
-        if constexpr (std::is_same_v<Part, unrotated>) return fma(g.load(part(dy.at(token, head)), at), u, acc);
+        if constexpr (std::is_same_v<Part, unrotated>)
+            return fma(g.load(part(dy.at(token, head)), at), u, acc);
         else {
             F const a = g.load(pair_firsts<Layout>{part.half}(dy.at(token, head)), at);
             F const b = g.load(pair_seconds<Layout>{part.half}(dy.at(token, head)), at);
-            auto const w = rotate<F>(a, b, g.load(rope.cosine.at(token), at), negate(F(g.load(rope.sine.at(token), at))));
+            auto const w =
+                rotate<F>(a, b, g.load(rope.cosine.at(token), at), negate(F(g.load(rope.sine.at(token), at))));
             return fma(std::is_same_v<Part, pair_firsts<Layout>> ? w.first : w.second, u, acc);
         }
     }
@@ -205,7 +214,8 @@ template <rope_layout Layout> struct qk_norm_gain_row {
         using F = typename G::value;
         g.each(n, [&](auto at) {
             F const v = g.load(from, at);
-            g.store(part(ddelta.data), at, mode == accumulate ? F(g.load(part(static_cast<float const*>(ddelta.data)), at) + v) : v);
+            g.store(part(ddelta.data), at,
+                    mode == accumulate ? F(g.load(part(static_cast<float const*>(ddelta.data)), at) + v) : v);
         });
     }
 };
