@@ -39,11 +39,11 @@ template <class X> struct dispatch_row {
     view<X, 2> out;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t token) const {
-        for (int64_t j = 0; j < slots.extent[1]; ++j) {
-            int64_t const slot = slots(token, j);
-            if (!has_row(slot, out.extent[0])) continue;
-            g.each(x.extent[1], [&](auto at) { g.store(out.at(slot), at, g.load(x.at(token), at)); });
-        }
+        g.each(x.extent[1], [&](auto at) {
+            auto const v = g.load(x.at(token), at);
+            for (int64_t j = 0; j < slots.extent[1]; ++j)
+                if (int64_t const slot = slots(token, j); has_row(slot, out.extent[0])) g.store(out.at(slot), at, v);
+        });
     }
 };
 
