@@ -39,25 +39,24 @@ struct you_jiacheng {
     static constexpr longer_run more = longer_run::cycle;
 };
 
-namespace detail {
+/// Amsel et al. 2025, as printed; the last step has converged.
 inline constexpr newton_schulz_term polar_express_terms[] = {
     {8.28721201814563, -23.595886519098837, 17.300387312530933},  {4.107059111542203, -2.9478499167379106, 0.5448431082926601},
     {3.9486908534822946, -2.908902115962949, 0.5518191394370137}, {3.3184196573706015, -2.488488024314874, 0.51004894012372},
     {2.300652019954817, -1.6689039845747493, 0.4188073119525673}, {1.891301407787398, -1.2679958271945868, 0.37680408948524835},
     {1.8750014808534479, -1.2500016453999487, 0.3750001645474248}, {1.875, -1.25, 0.375}};
-} // namespace detail
 
 /// Every step but the converged eighth has room for rounding. The default: 0.87 to 1.12 for s >= 1e-2.
 struct polar_express {
     static constexpr char const *name = "polar_express", *source = "Amsel et al. 2025, arXiv:2505.16932, safety 1.01";
-    static constexpr auto& listed = detail::polar_express_terms;
+    static constexpr auto& listed = polar_express_terms;
     static constexpr int default_steps = 5;
     static constexpr longer_run more = longer_run::repeat_last;
     KEEL_HOST static constexpr double safety(int listed_step) { return listed_step < 7 ? 1.01 : 1.0; }
 };
 struct polar_express_1_05 {
     static constexpr char const *name = "polar_express_1_05", *source = "Gram Newton-Schulz, safety 1.05 on every step";
-    static constexpr auto& listed = detail::polar_express_terms;
+    static constexpr auto& listed = polar_express_terms;
     static constexpr int default_steps = 5;
     static constexpr longer_run more = longer_run::repeat_last;
     KEEL_HOST static constexpr double safety(int) { return 1.05; }
@@ -65,7 +64,7 @@ struct polar_express_1_05 {
 /// Without a safety factor: explodes on an input whose largest singular value is 1 + 2^-16. Not certified in any type.
 struct polar_express_raw {
     static constexpr char const *name = "polar_express_raw", *source = "Amsel et al. 2025, arXiv:2505.16932";
-    static constexpr auto& listed = detail::polar_express_terms;
+    static constexpr auto& listed = polar_express_terms;
     static constexpr int default_steps = 5;
     static constexpr longer_run more = longer_run::repeat_last;
 };
@@ -183,17 +182,17 @@ struct map_bounds {
     KEEL_HOST constexpr bool safe() const { return positive && upper <= largest_certified; }
 };
 
-namespace detail {
-KEEL_HOST constexpr double root(double x) { // Newton from above; compile time only
+/// sqrt(x) for constant expressions: Newton's iteration from above.
+KEEL_HOST constexpr double constant_root(double x) {
     double r = x < 1.0 ? 1.0 : x;
     for (int i = 0; i < 100; ++i) r = 0.5 * (r + x / r);
     return r;
 }
-KEEL_HOST constexpr double value_at(newton_schulz_step const& p, double s) {
+/// s (a + b s^2 + c s^4).
+KEEL_HOST constexpr double scalar_step(newton_schulz_step const& p, double s) {
     double const t = s * s;
     return s * (static_cast<double>(p.a) + t * (static_cast<double>(p.b) + t * static_cast<double>(p.c)));
 }
-} // namespace detail
 
 /// Interval propagation from [0, 1 + margin], each image widened by the margin. A step's map s q(s^2) is positive where the
 /// quadratic q is, whose minimum lies at an end or at its vertex; its maximum lies at the end or where 5c t^2 + 3b t + a = 0.
@@ -207,14 +206,14 @@ KEEL_HOST constexpr map_bounds bounds_of(newton_schulz_step const* steps, int co
         if (c > 0.0 && b < 0.0 && -b < 2.0 * c * end) least = least < a - b * b / (4.0 * c) ? least : a - b * b / (4.0 * c);
         out.positive = out.positive && least > 0.0;
 
-        double most = detail::value_at(p, high);
+        double most = scalar_step(p, high);
         auto const consider = [&](double t) {
-            if (t > 0.0 && t < end && detail::value_at(p, detail::root(t)) > most) most = detail::value_at(p, detail::root(t));
+            if (t > 0.0 && t < end && scalar_step(p, constant_root(t)) > most) most = scalar_step(p, constant_root(t));
         };
         double const discriminant = 9.0 * b * b - 20.0 * a * c;
         if (c != 0.0 && discriminant >= 0.0) {
-            consider((-3.0 * b + detail::root(discriminant)) / (10.0 * c));
-            consider((-3.0 * b - detail::root(discriminant)) / (10.0 * c));
+            consider((-3.0 * b + constant_root(discriminant)) / (10.0 * c));
+            consider((-3.0 * b - constant_root(discriminant)) / (10.0 * c));
         } else if (c == 0.0 && b != 0.0) {
             consider(-a / (3.0 * b));
         }
