@@ -47,9 +47,9 @@ KEEL_FN void validate_rope(validation& check, rope_angles rope, int64_t tokens, 
 
 namespace keel::inline KEEL_ABI {
 
-/// Bytes for qk_norm_backward (only where ddelta is wanted).
-KEEL_FN int64_t qk_norm_backward_workspace(int64_t tokens, int64_t heads, int64_t head_dim) {
-    return workspace_total(column_sum_workspace(tokens * heads, head_dim) + workspace_bytes<float>(head_dim));
+/// Bytes for qk_norm_backward (only where ddelta is wanted), for any number of heads.
+KEEL_FN int64_t qk_norm_backward_workspace(int64_t tokens, int64_t /*heads*/, int64_t head_dim) {
+    return workspace_total(column_sum_workspace(tokens, head_dim) + workspace_bytes<float>(head_dim));
 }
 
 /// Cosines and sines of position * frequency for every token: what queries, keys and the backward share.
@@ -112,7 +112,7 @@ status qk_norm(B const& be, view<X, 3> x, view<D, 1> delta, rope_angles rope, vi
     check.disjoint("saved.rrms", saved.rrms, y).disjoint("saved.rrms", saved.rrms, x);
     if (!check.ok() || x.empty()) return check.result;
     auto const run = [&]<rope_layout Layout>() {
-        be.for_rows(tokens * heads, head_dim,
+        be.for_rows(tokens, heads * head_dim,
                     qk_norm_row<Layout, std::remove_const_t<X>, std::remove_const_t<D>, Y>{
                         x, delta, rope, y, saved.rrms, options.epsilon});
     };
@@ -126,8 +126,8 @@ status qk_norm(B const& be, view<X, 3> x, view<D, 1> delta, rope_angles rope, vi
 /// The gradients of qk_norm.
 ///
 /// Formula        w = dy turned by the opposite angles; g = fma(w, delta, w); u = x * r; c = sum(g * u) / head_dim;
-///                dx = fma(-c, u, g) * r; ddelta = sum over tokens and heads of w * u, rows (token, head) in the column order of
-///                core/reduce.hpp. c's sum takes the rotated pairs, then the other elements, each in THE reduction order. All fp32.
+///                dx = fma(-c, u, g) * r; ddelta = sum over tokens and heads of w * u in the column order of core/reduce.hpp, a row
+///                being a token whose heads follow each other in the chain. c's sum takes the rotated pairs, then the other elements, each in THE reduction order. All fp32.
 /// Shapes         as qk_norm; saved.rrms from the forward. dx in dy's format.
 /// Aliasing       out.dx may be dy itself.
 /// Workspace      qk_norm_backward_workspace(tokens, heads, head_dim) where ddelta is wanted.
@@ -160,10 +160,10 @@ status qk_norm_backward(B const& be, view<DY, 3> dy, view<X, 3> x, view<D, 1> de
     auto const run = [&]<rope_layout Layout>() {
         // ddelta first: dx may take dy's place.
         if (!out.ddelta.absent() && head_dim > 0) {
-            int64_t const half = rope.cosine.extent[1], rows = tokens * heads;
+            int64_t const half = rope.cosine.extent[1];
             float* const sums = ws.take<float>(head_dim);
             auto const sum = [&]<class Part>(Part, int64_t width, float* total) {
-                column_sum(be, rows, width,
+                column_sum(be, tokens, width,
                            qk_norm_gain_term<Part, Layout, dy_format, x_format>{dy, x, rope, saved.rrms}, total,
                            overwrite, ws);
             };
@@ -173,7 +173,7 @@ status qk_norm_backward(B const& be, view<DY, 3> dy, view<X, 3> x, view<D, 1> de
             be.for_rows(1, head_dim, qk_norm_gain_row<Layout>{sums, half, out.ddelta, options.grad});
         }
         if (!out.dx.absent() && !x.empty())
-            be.for_rows(tokens * heads, head_dim,
+            be.for_rows(tokens, heads * head_dim,
                         qk_norm_backward_row<Layout, dy_format, x_format, std::remove_const_t<D>>{dy, x, delta, rope,
                                                                                                   saved.rrms, out.dx});
     };
