@@ -16,9 +16,6 @@ template <class T> std::vector<T> rows_of(guarded_matrix<T> const& m, int64_t fi
         for (int64_t j = 0; j < m.columns(); ++j) x.push_back(m.get(i, j));
     return x;
 }
-template <class T> bool same_bits(std::vector<T> const& a, std::vector<T> const& b) {
-    return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
-}
 template <class T> void copy_rows(guarded_matrix<T> const& from, int64_t first, guarded_matrix<T>& to) {
     for (int64_t i = 0; i < to.rows(); ++i)
         for (int64_t j = 0; j < to.columns(); ++j) to.set(i, j, from.get(first + i, j));
@@ -54,12 +51,12 @@ TEST_CASE("packed documents have the bits of documents alone") { // transformers
         copy_rows(packed.gate, first, alone.gate), copy_rows(packed.dy, first, alone.dy);
         alone.forward(keel::cpu{});
         alone.backward(keel::cpu{});
-        CHECK(same_bits(rows_of(packed.y, first, length), rows_of(alone.y, 0, length)));
-        CHECK(same_bits(rows_of(packed.lse, first, length), rows_of(alone.lse, 0, length)));
-        CHECK(same_bits(rows_of(packed.dq, first, length), rows_of(alone.dq, 0, length)));
-        CHECK(same_bits(rows_of(packed.dk, first, length), rows_of(alone.dk, 0, length)));
-        CHECK(same_bits(rows_of(packed.dv, first, length), rows_of(alone.dv, 0, length)));
-        CHECK(same_bits(rows_of(packed.dgate, first, length), rows_of(alone.dgate, 0, length)));
+        CHECK(equal_bits(rows_of(packed.y, first, length), rows_of(alone.y, 0, length)));
+        CHECK(equal_bits(rows_of(packed.lse, first, length), rows_of(alone.lse, 0, length)));
+        CHECK(equal_bits(rows_of(packed.dq, first, length), rows_of(alone.dq, 0, length)));
+        CHECK(equal_bits(rows_of(packed.dk, first, length), rows_of(alone.dk, 0, length)));
+        CHECK(equal_bits(rows_of(packed.dv, first, length), rows_of(alone.dv, 0, length)));
+        CHECK(equal_bits(rows_of(packed.dgate, first, length), rows_of(alone.dgate, 0, length)));
     }
 }
 
@@ -77,10 +74,10 @@ TEST_CASE("a token's outputs and dq do not change when a later token does, be it
             for (int64_t j = 0; j < 20; ++j) after.k.set(changed, j, poison), after.v.set(changed, j, poison);
             after.forward(keel::cpu{});
             after.backward(keel::cpu{});
-            CHECK(same_bits(rows_of(after.y, 0, changed), rows_of(before.y, 0, changed)));
-            CHECK(same_bits(rows_of(after.lse, 0, changed), rows_of(before.lse, 0, changed)));
-            CHECK(same_bits(rows_of(after.dq, 0, changed), rows_of(before.dq, 0, changed)));
-            CHECK(same_bits(rows_of(after.dgate, 0, changed), rows_of(before.dgate, 0, changed)));
+            CHECK(equal_bits(rows_of(after.y, 0, changed), rows_of(before.y, 0, changed)));
+            CHECK(equal_bits(rows_of(after.lse, 0, changed), rows_of(before.lse, 0, changed)));
+            CHECK(equal_bits(rows_of(after.dq, 0, changed), rows_of(before.dq, 0, changed)));
+            CHECK(equal_bits(rows_of(after.dgate, 0, changed), rows_of(before.dgate, 0, changed)));
         }
 }
 
@@ -97,9 +94,9 @@ TEST_CASE("dk and dv of a key do not change when an earlier query does, be it to
             after.forward(keel::cpu{});
             after.backward(keel::cpu{});
             int64_t const first = changed + 1, count = 600 - first;
-            CHECK(same_bits(rows_of(after.dk, first, count), rows_of(before.dk, first, count)));
-            CHECK(same_bits(rows_of(after.dv, first, count), rows_of(before.dv, first, count)));
-            CHECK(!same_bits(rows_of(after.dv, changed, 1), rows_of(before.dv, changed, 1)));
+            CHECK(equal_bits(rows_of(after.dk, first, count), rows_of(before.dk, first, count)));
+            CHECK(equal_bits(rows_of(after.dv, first, count), rows_of(before.dv, first, count)));
+            CHECK(!equal_bits(rows_of(after.dv, changed, 1), rows_of(before.dv, changed, 1)));
         }
 }
 

@@ -294,7 +294,7 @@ TEST_CASE("a batch has the bits of its items") {
                 std::vector<float> c(want.size(), 5.0f);
                 scratch ws(matmul_workspace(be, s.m, s.n, s.k, batch));
                 CHECK(matmul(be, a, shared, cube(c.data(), batch, s.m, s.n), {}, ws.get()).ok());
-                CHECK(std::memcmp(c.data(), want.data(), want.size() * sizeof(float)) == 0);
+                CHECK(keel_test::equal_bits(c, want));
             });
         }
 }
@@ -320,7 +320,7 @@ TEST_CASE("groups of rows: each row has the bits of matmul with its group's matr
         scratch ws(matmul_workspace(be, rows_, n, k, groups));
         view<int64_t const, 1> const cuts = vec(offsets.data(), groups + 1);
         CHECK(grouped_matmul(be, a, b, rows(c.data(), rows_, n), cuts, {.beta = 0.5f}, ws.get()).ok());
-        CHECK(std::memcmp(c.data(), want.data(), want.size() * sizeof(float)) == 0);
+        CHECK(keel_test::equal_bits(c, want));
         view<float, 2> const column_major = transposed(rows(turned.data(), n, rows_));
         CHECK(grouped_matmul(be, a, b, column_major, cuts, {.beta = 0.5f}, ws.get()).ok());
         CHECK(differences(column_major, rows(want.data(), rows_, n)) == 0);
@@ -349,7 +349,7 @@ TEST_CASE("groups of the sum: each group's matrix has the bits of matmul on its 
         CHECK(grouped_matmul(be, transposed(x.view()), dy.view(), cube(c.data(), groups, m, n),
                              vec(offsets.data(), groups + 1), {}, ws.get())
                   .ok());
-        CHECK(std::memcmp(c.data(), want.data(), want.size() * sizeof(float)) == 0);
+        CHECK(keel_test::equal_bits(c, want));
     });
 }
 

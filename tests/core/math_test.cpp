@@ -101,6 +101,7 @@ template <int which> float turns_part(float x) {
 }
 /// sin(2 pi x), with x reduced exactly first.
 double sine_of_turns(double x) {
+    if (!std::isfinite(x)) return std::nan("");
     double const quarters = std::rint(4 * x);
     double const angle = 2 * 3.14159265358979323846 * (x - quarters / 4);
     switch (static_cast<int64_t>(std::fmod(quarters, 4.0)) & 3) {

@@ -1,12 +1,12 @@
 // The balancing bias: demand moves it, once a step, and nothing else can.
 #include <cmath>
-#include <cstring>
 
 #include <keel/backend/cpu/cpu.hpp>
 #include <keel/moe/health.hpp>
 #include <moe/router.hpp>
 #include <support/backends.hpp>
 #include <support/catch.hpp>
+#include <support/data.hpp>
 
 using namespace keel_test;
 using keel::balance_rule;
@@ -42,7 +42,7 @@ struct layer {
                 keel::vec(ledger.data(), static_cast<int64_t>(ledger.size()))};
     }
     bool same(layer const& o) const {
-        return std::memcmp(bias.data(), o.bias.data(), bias.size() * sizeof(float)) == 0 && pending == o.pending && ledger == o.ledger;
+        return keel_test::equal_bits(bias, o.bias) && pending == o.pending && ledger == o.ledger;
     }
 };
 

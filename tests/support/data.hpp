@@ -128,6 +128,11 @@ template <class T> class guarded_matrix {
     std::vector<unsigned char> memory_;
 };
 
+/// The same bytes in both (NaN equals itself, 0 differs from -0).
+template <class T> bool equal_bits(std::vector<T> const& a, std::vector<T> const& b) {
+    return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
 /// Memory for a workspace of exactly `bytes`.
 class scratch {
   public:
