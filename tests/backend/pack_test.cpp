@@ -138,6 +138,24 @@ TEST_CASE("pack arithmetic is correctly rounded on edge cases, cancellation and 
     });
 }
 
+TEST_CASE("mul is rounded before a sum sees it, whatever the compiler contracts") {
+    auto const& o = all_operands();
+    std::vector<float> product(o.a.size());
+    for (size_t i = 0; i < o.a.size(); ++i) product[i] = as_float(o.a[i]) * as_float(o.b[i]);
+    for_each_arch([&](auto f) {
+        using F = decltype(f);
+        int wrong = 0;
+        for (size_t i = 0; i < o.a.size(); ++i) {
+            float const x = as_float(o.a[i]), y = as_float(o.b[i]), z = as_float(o.c[i]);
+            float lanes[F::width];
+            store(&lanes[0], mul(F(x), F(y)) + F(z));
+            uint32_t const want = bits(product[i] + z);
+            if (!same_float(bits(mul(x, y) + z), want) || !same_float(bits(lanes[0]), want)) ++wrong;
+        }
+        CHECK(wrong == 0);
+    });
+}
+
 TEST_CASE("pack operations on words and masks") {
     for_each_arch([](auto f) {
         CHECK(word_mismatches(f, [](auto a, auto b, auto) { return a + b; }) == 0);

@@ -79,4 +79,12 @@ TEST_CASE("words and codes pass into each other") {
     CHECK(from_word<float>(0x40000000u) == 2.0f);
 }
 
+// Conversions are constant expressions: tables of codes need no start-up code.
+static_assert(to_word(encode<bf16>(1.5f)) == 0x3fc0);
+static_assert(to_word(encode<f16, overflow::to_nonfinite, rounding::toward_zero>(-0.1)) == 0xae66);
+static_assert(to_word(encode<e4m3, overflow::saturate>(1000.0f)) == 0x7e);
+static_assert(to_word(encode<toy, overflow::saturate>(1.0625)) == 0x31);
+static_assert(decode(e4m3{1}) == 0x1p-9f);
+static_assert(decode(encode<e8m0, overflow::saturate, rounding::upward>(3.0f)) == 4.0f);
+
 } // namespace

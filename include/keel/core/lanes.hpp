@@ -11,7 +11,8 @@
 // operations for float; the other types offer the same names, found by argument-dependent lookup.
 //
 // The operations are exactly those that IEEE 754 rounds correctly (+ - * / sqrt fma) and integer ones, so every lane type
-// yields the same bits. Scalars convert: `v * 2.0f`, `u & 0xffu`, `F(1.0f)`, `U(7u)`; masks combine with both() and either(). Two rules keep it so: a product never meets + or - outside fma (compilers contract them), and no
+// yields the same bits. Scalars convert: `v * 2.0f`, `u & 0xffu`, `F(1.0f)`, `U(7u)`; masks combine with both() and either().
+// Two rules keep it so: a product never meets + or - outside fma (compilers contract them), except as mul(a, b); and no
 // minimum, maximum or comparison looks at floats (a NaN would depend on the operand's side): those act on bits.
 #pragma once
 
@@ -42,12 +43,19 @@ KEEL_FN float fma(float a, float b, float c) {
     return __builtin_fmaf(a, b, c);
 #endif
 }
-/// a*b, never fused with a neighbour on a GPU. Written mul(a, b) where the product may meet an addition.
+/// The compiler may make one fma of a product and a sum.
+#if defined(__FMA__) || defined(__aarch64__)
+inline constexpr bool compiler_fuses = true;
+#else
+inline constexpr bool compiler_fuses = false;
+#endif
+/// a*b, never fused with a neighbour: for a product that may meet an addition. (No compiler takes an fma apart.)
 KEEL_FN float mul(float a, float b) {
 #if defined(__CUDA_ARCH__)
     return __fmul_rn(a, b);
 #else
-    return a * b;
+    if constexpr (compiler_fuses) return fma(a, b, -0.0f);
+    else return a * b;
 #endif
 }
 KEEL_FN float add(float a, float b) {
@@ -74,23 +82,23 @@ KEEL_FN float sqrt(float a) {
 
 // --- bits ------------------------------------------------------------------------------------------------------------
 
-KEEL_FN uint32_t bits(float x) { return __builtin_bit_cast(uint32_t, x); }
-KEEL_FN float as_float(uint32_t u) { return __builtin_bit_cast(float, u); }
-template <int K> KEEL_FN uint32_t shl(uint32_t u) { return u << K; }
-template <int K> KEEL_FN uint32_t shr(uint32_t u) { return u >> K; }
+KEEL_FN constexpr uint32_t bits(float x) { return __builtin_bit_cast(uint32_t, x); }
+KEEL_FN constexpr float as_float(uint32_t u) { return __builtin_bit_cast(float, u); }
+template <int K> KEEL_FN constexpr uint32_t shl(uint32_t u) { return u << K; }
+template <int K> KEEL_FN constexpr uint32_t shr(uint32_t u) { return u >> K; }
 /// u >> k lane by lane; k of 32 and more gives 0.
-KEEL_FN uint32_t shr_by(uint32_t u, uint32_t k) { return k < 32 ? u >> k : 0u; }
-KEEL_FN uint32_t umin(uint32_t a, uint32_t b) { return a < b ? a : b; }
-KEEL_FN uint32_t umax(uint32_t a, uint32_t b) { return a < b ? b : a; }
+KEEL_FN constexpr uint32_t shr_by(uint32_t u, uint32_t k) { return k < 32 ? u >> k : 0u; }
+KEEL_FN constexpr uint32_t umin(uint32_t a, uint32_t b) { return a < b ? a : b; }
+KEEL_FN constexpr uint32_t umax(uint32_t a, uint32_t b) { return a < b ? b : a; }
 /// The larger as signed integers.
-KEEL_FN uint32_t smax(uint32_t a, uint32_t b) { return static_cast<int32_t>(a) < static_cast<int32_t>(b) ? b : a; }
+KEEL_FN constexpr uint32_t smax(uint32_t a, uint32_t b) { return static_cast<int32_t>(a) < static_cast<int32_t>(b) ? b : a; }
 
 // --- masks -----------------------------------------------------------------------------------------------------------
 
-KEEL_FN bool gt(uint32_t a, uint32_t b) { return a > b; } ///< unsigned a > b
-KEEL_FN bool eq(uint32_t a, uint32_t b) { return a == b; }
-KEEL_FN uint32_t select(bool m, uint32_t a, uint32_t b) { return m ? a : b; }
-KEEL_FN float select(bool m, float a, float b) { return m ? a : b; }
+KEEL_FN constexpr bool gt(uint32_t a, uint32_t b) { return a > b; } ///< unsigned a > b
+KEEL_FN constexpr bool eq(uint32_t a, uint32_t b) { return a == b; }
+KEEL_FN constexpr uint32_t select(bool m, uint32_t a, uint32_t b) { return m ? a : b; }
+KEEL_FN constexpr float select(bool m, float a, float b) { return m ? a : b; }
 
 /// Masks combined; for bool without the warning that & and | of two calls draw.
 template <class M> KEEL_FN M both(M const& a, M const& b) {

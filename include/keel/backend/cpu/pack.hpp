@@ -92,9 +92,12 @@ template <class A> struct pack {
     KEEL_PACK_2(pack, operator*, a.v* b.v)
     KEEL_PACK_2(pack, operator/, machine::div(a.v, b.v))
     KEEL_PACK_2(pack, add, a.v + b.v)
-    KEEL_PACK_2(pack, mul, a.v* b.v)
     KEEL_PACK_2(pack, div, machine::div(a.v, b.v))
     KEEL_FN friend pack fma(pack const& a, pack const& b, pack const& c) { return of(machine::fma(a.v, b.v, c.v)); }
+    KEEL_FN friend pack mul(pack const& a, pack const& b) {
+        if constexpr (compiler_fuses) return fma(a, b, pack(-0.0f));
+        else return of(a.v * b.v);
+    }
     KEEL_FN friend pack sqrt(pack const& a) { return of(machine::sqrt(a.v)); }
     KEEL_FN friend bits_pack<A> bits(pack const& a) { return bits_pack<A>::of(machine::bits(a.v)); }
     KEEL_FN friend pack select(mask_pack<A> const& m, pack const& a, pack const& b) {
