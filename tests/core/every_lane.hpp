@@ -46,6 +46,7 @@ template <class Body> void for_every_lane_type(Body const& body) {
     body.template operator()<keel::slots<float, 4>>("slots<float, 4>");
     body.template operator()<keel::slots<keel::pack<keel::native_arch>, 2>>("slots of two packs");
 #if !defined(KEEL_NATIVE_ONLY) // the sanitizers look at memory, not at every architecture's arithmetic
+    body.template operator()<keel::lockstep<32>>("lockstep<32>");
     pack_of(keel::arch::scalar{});
     pack_of(keel::arch::sse2{});
     pack_of(keel::arch::sse4{});

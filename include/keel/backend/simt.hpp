@@ -3,6 +3,7 @@
 
 #include <keel/backend/concepts.hpp>
 #include <keel/backend/warp_group.hpp>
+#include <keel/core/random.hpp>
 
 namespace keel::inline KEEL_ABI {
 
@@ -92,6 +93,14 @@ template <int N, int W> KEEL_FN lockstep_of<uint32_t, W> shr(lockstep_of<uint32_
     lockstep_of<uint32_t, W> r;
     for (int l = 0; l < W; ++l) r.lane[l] = a.lane[l] >> N;
     return r;
+}
+
+/// a * b in 64 bits in every lane (core/random.hpp): returns the low words, `high` takes the others.
+template <int W>
+KEEL_FN lockstep_of<uint32_t, W> multiply_wide(lockstep_of<uint32_t, W> const& a, uint32_t b, lockstep_of<uint32_t, W>& high) {
+    lockstep_of<uint32_t, W> low;
+    for (int l = 0; l < W; ++l) low.lane[l] = multiply_wide(a.lane[l], b, high.lane[l]);
+    return low;
 }
 
 /// What warp_group needs of a warp, emulated.

@@ -3,6 +3,7 @@
 
 #include <keel/backend/concepts.hpp>
 #include <keel/backend/cpu/pack.hpp>
+#include <keel/backend/cpu/pack_multiply.hpp>
 #include <keel/backend/row_memory.hpp>
 #include <keel/core/reduce.hpp>
 
