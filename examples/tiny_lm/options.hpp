@@ -17,7 +17,7 @@ enum class precision { fp32, bf16, fp8 };
 struct options {
     std::vector<std::string> text; ///< files to learn
     precision mode = precision::bf16;
-    std::int64_t steps = 500;    ///< of the whole run, resumed or not
+    std::int64_t steps = 360;    ///< of the whole run, resumed or not
     std::int64_t batch = 16;     ///< sequences a step
     std::int64_t sequence = 256; ///< tokens a sequence
     model_shape model;

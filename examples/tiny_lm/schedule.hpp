@@ -1,4 +1,4 @@
-// The learning rate over a run.
+// The rates over a run.
 #pragma once
 
 #include <cmath>
@@ -14,6 +14,13 @@ inline double learning_rate_factor(std::int64_t step, std::int64_t warmup, std::
     if (steps <= warmup) return 1;
     double const done = static_cast<double>(step - warmup) / static_cast<double>(steps - warmup);
     return least + (1 - least) * 0.5 * (1 + std::cos(std::numbers::pi * done));
+}
+
+/// Factor on the balancing bias's rate: in a straight line down to a tenth. While the router learns the bias must keep up with it;
+/// later a step of that size is larger than what parts the experts' scores, and demand would swing from one expert to the next.
+inline double balance_rate_factor(std::int64_t step, std::int64_t steps) {
+    constexpr double least = 0.1;
+    return 1 - (1 - least) * static_cast<double>(step) / static_cast<double>(steps);
 }
 
 } // namespace tiny_lm

@@ -50,6 +50,7 @@ public:
         learning_rates const rates{h.learning_rate, run_.adam_learning_rate * factor, run_.weight_decay};
         h.update_to_weight = optimiser_.step(be_, gate, rates, model_.memory());
         h.largest_bias_change = 0;
+        auto const balance_rate = static_cast<float>(first_balance_rate * balance_rate_factor(at_.step, run_.steps));
         for (std::int64_t l = 0; l < model_.layers(); ++l) {
             model_.experts(l).count(be_, {.step = at_.step});
             h.largest_bias_change = std::fmax(h.largest_bias_change, model_.experts(l).rebalance(be_, gate, balance_rate));
@@ -70,7 +71,7 @@ public:
     flop_ledger const& ledger() const { return ledger_; }
 
 private:
-    static constexpr float balance_rate = 1e-2f;
+    static constexpr double first_balance_rate = 1e-2;
 
     /// What the layers show of the step's forward. Of several layers the worst is told, never their average.
     void examine(health& h) {
