@@ -16,11 +16,11 @@ inline double learning_rate_factor(std::int64_t step, std::int64_t warmup, std::
     return least + (1 - least) * 0.5 * (1 + std::cos(std::numbers::pi * done));
 }
 
-/// Factor on the balancing bias's rate: in a straight line down to a tenth. While the router learns the bias must keep up with it;
-/// later a step of that size is larger than what parts the experts' scores, and demand would swing from one expert to the next.
+/// Factor on the balancing bias's rate: it falls evenly, by a constant ratio a step, to a twentieth. While the router learns fast the
+/// bias must keep up with it; later a step of that size is larger than what parts the experts' scores, and demand would swing.
 inline double balance_rate_factor(std::int64_t step, std::int64_t steps) {
-    constexpr double least = 0.1;
-    return 1 - (1 - least) * static_cast<double>(step) / static_cast<double>(steps);
+    constexpr double least = 0.05;
+    return std::pow(least, static_cast<double>(step) / static_cast<double>(steps));
 }
 
 } // namespace tiny_lm
