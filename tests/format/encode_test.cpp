@@ -17,6 +17,11 @@ template <class T> void check_all_policies(oracle const& o, float x, mismatches&
     auto const place = o.find(exact);
     for_each_policy<T>(
         [&](auto p) { bad.check(exact, code_of<T>(p, x), o.encode(exact, place, p.on_overflow, p.round), p.id); });
+    if constexpr (format_traits<T>::bias != 127) { // the short cut for values that stay in the range
+        uint32_t const code = o.encode(exact, place, overflow::saturate, rounding::nearest_even);
+        bool const in_range = std::isfinite(x) && std::fabs(exact) <= static_cast<double>((format_traits<T>::max)());
+        if (in_range) bad.check(exact, encode_bounded_words<T>(x), code, -2);
+    }
 }
 
 #define KEEL_TEST_FORMATS                                                                                              \

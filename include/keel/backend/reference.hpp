@@ -26,6 +26,9 @@ struct reference_group {
     template <auto... Policy, scattered_row P> KEEL_FN void store(P p, at_element at, float v) const {
         store_element<Policy...>(p.element(at.i), v);
     }
+    template <class T> KEEL_FN void store_code(T* p, at_element at, uint32_t u) const {
+        *storage_of(p + at.i) = static_cast<typename format_traits<T>::storage>(u);
+    }
     KEEL_FN void sync() const {}
     KEEL_FN float inside(at_element, float v) const { return v; }
     KEEL_FN uint32_t inside(at_element, uint32_t u) const { return u; }
@@ -52,7 +55,8 @@ struct reference_group {
         row_sums<N> total;
         for (int64_t begin = 0; begin < n; begin += reduction_segment) {
             float lane[reduction_lanes][std::size_t{N}] = {};
-            for (int64_t i = begin; i < n && i < begin + reduction_segment; ++i) term(lane[(i - begin) % reduction_lanes], at_element{i});
+            for (int64_t i = begin; i < n && i < begin + reduction_segment; ++i)
+                term(lane[(i - begin) % reduction_lanes], at_element{i});
             for (int k = 0; k < N; ++k) {
                 float column[reduction_lanes];
                 for (int l = 0; l < reduction_lanes; ++l) column[l] = lane[l][k];
@@ -63,6 +67,7 @@ struct reference_group {
         return total;
     }
 
+    KEEL_FN bool any(bool m) const { return m; }
     KEEL_FN uint32_t max_bits(uint32_t u) const { return u; }
     KEEL_FN int64_t total(uint32_t u) const { return static_cast<int64_t>(u); }
 
@@ -87,7 +92,9 @@ struct reference_group {
             for (int64_t k = 0; k < count; ++k) body(at_element{i + k});
         }
         KEEL_FN uint32_t max_bits(uint32_t u) const { return u; }
-        template <auto... Policy, class T> KEEL_FN void put(T* p, float v) const { store_element<Policy...>(p + index, v); }
+        template <auto... Policy, class T> KEEL_FN void put(T* p, float v) const {
+            store_element<Policy...>(p + index, v);
+        }
         template <class T> KEEL_FN float get(T const* p) const { return load_element(p + index); }
         KEEL_FN bool valid() const { return true; }
         KEEL_FN static float spread(float v) { return v; }

@@ -121,6 +121,11 @@ template <int W> struct lockstep_warp {
         for (int l = 0; l < W; ++l) r.lane[l] = v.lane[l ^ with];
         return r;
     }
+    KEEL_FN static bool any(lockstep_of<bool, W> const& m) {
+        bool some = false;
+        for (int l = 0; l < W; ++l) some = some || m.lane[l];
+        return some;
+    }
     /// a in lanes whose index has `bit`, else b.
     KEEL_FN static value pick(int bit, value const& a, value const& b) {
         value r;

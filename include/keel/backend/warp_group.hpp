@@ -56,6 +56,13 @@ template <class Warp> struct warp_group {
                 if (first + k < at.n) store_element<Policy...>(p.element(first + k), Warp::of(v.s[k], lane));
         });
     }
+    template <class T> KEEL_FN void store_code(T* p, at_step at, words const& u) const {
+        Warp::each_lane([&](int lane) {
+            int64_t const first = at.first_of(lane);
+            for (int k = 0; k < slots_per_thread; ++k)
+                if (first + k < at.n) *storage_of(p + first + k) = static_cast<typename format_traits<T>::storage>(Warp::of(u.s[k], lane));
+        });
+    }
     KEEL_FN void sync() const { Warp::sync(); }
     KEEL_FN value inside(at_step at, value const& v) const { return kept(at, v, 0.0f); }
     KEEL_FN words inside(at_step at, words const& u) const { return kept(at, u, 0u); }
@@ -111,6 +118,12 @@ template <class Warp> struct warp_group {
 
     // --- uniform results ---------------------------------------------------------------------------------------------
 
+    KEEL_FN bool any(mask_of<value> const& m) const {
+        mask_of<lane_value> some = m.s[0];
+        for (int k = 1; k < slots_per_thread; ++k) some = either(some, m.s[k]);
+        return Warp::any(some);
+    }
+    KEEL_FN bool any(mask_of<lane_value> const& m) const { return Warp::any(m); }
     KEEL_FN uint32_t max_bits(words const& u) const {
         lane_words m = u.s[0];
         for (int k = 1; k < slots_per_thread; ++k) m = umax(m, u.s[k]);

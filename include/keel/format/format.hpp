@@ -97,7 +97,7 @@ template <int ExponentBits, int MantissaBits, int Bias, specials Specials> struc
     static constexpr uint32_t max_float_bits = (static_cast<uint32_t>(max_exponent + 127) << 23) |
                                                ((max_code & ((1u << MantissaBits) - 1)) << (23 - MantissaBits));
 
-    KEEL_FN static constexpr float (max)() { return __builtin_bit_cast(float, max_float_bits); }
+    KEEL_FN static constexpr float(max)() { return __builtin_bit_cast(float, max_float_bits); }
     KEEL_FN static constexpr float min_normal() { return power_of_two(min_exponent); }
     KEEL_FN static constexpr float min_subnormal() { return power_of_two(min_exponent - MantissaBits); }
     /// The distance from 1 to the next larger value.
@@ -167,6 +167,11 @@ template <scalar_format T, overflow O, rounding R, class F>
     requires(R == rounding::stochastic)
 KEEL_FN constexpr bits_of<F> encode_words(F const& x, bits_of<F> const& noise) {
     return codec<T>::template encode<O, R>(x, noise);
+}
+/// The same codes, nearest even, of values that are known to be finite and to round to finite codes: for kernels that have just scaled
+/// a block by its largest magnitude. An arithmetic short cut: unlike every other conversion it wants the environment that rounds to nearest.
+template <scalar_format T, class F> KEEL_FN bits_of<F> encode_bounded_words(F const& x) {
+    return codec<T>::encode_bounded(x);
 }
 /// The values of lanes of codes, exact. Bits above the code are ignored. NaN codes give some NaN.
 template <scalar_format T, class F> KEEL_FN constexpr F decode_words(bits_of<F> const& code) {

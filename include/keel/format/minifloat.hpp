@@ -79,6 +79,21 @@ template <int E, int M, int Bias, specials S> struct codec<minifloat<E, M, Bias,
         }
     }
 
+    /// Nearest even of a finite x that rounds to a finite code, in half the work, by the floating-point addition: x is added to the
+    /// power of two whose last place is the code's at x, so the sum's low bits are the significand, rounded. Below min_normal the
+    /// place is min_subnormal's. Needs round-to-nearest arithmetic; takes x as zero where the machine flushes it (it is).
+    template <class F> KEEL_FN static constexpr bits_of<F> encode_bounded(F const& x) {
+        static_assert(!has_float_bias);
+        using U = bits_of<F>;
+        constexpr uint32_t bottom = lowest << 23, places = static_cast<uint32_t>(cut) << 23;
+        U const u = bits(x);
+        U const a = u & U(magnitude_mask);
+        U const binade = umax(a & U(infinity_bits), U(bottom)) - U(bottom);
+        U const anchor = binade + U(bottom + places);
+        U const significand = bits(as_float(a) + as_float(anchor)) - anchor;
+        return with_sign(shr<cut>(binade) + significand, u);
+    }
+
     template <class F> KEEL_FN static constexpr F decode(bits_of<F> const& code) {
         using U = bits_of<F>;
         if constexpr (is_short_float) {
@@ -156,9 +171,12 @@ private:
     }
 
     template <class U, class Mask> KEEL_FN static constexpr U with_sign(U const& code, U const& u, Mask const& is_nan) {
+        return select(is_nan, U(traits::nan_code), with_sign(code, u));
+    }
+    template <class U> KEEL_FN static constexpr U with_sign(U const& code, U const& u) {
         U finished = code | (shr<sign_shift>(u) & U(traits::sign_code));
         if constexpr (!traits::has_negative_zero) finished = select(eq(code, U(0u)), code, finished);
-        return select(is_nan, U(traits::nan_code), finished);
+        return finished;
     }
 };
 

@@ -18,7 +18,9 @@ template <class G, class At> struct column_block {
 
     template <class Body> KEEL_FN void each(Body body) const { body(at); }
     KEEL_FN lane_words max_bits(lane_words const& u) const { return u; }
-    template <auto... Policy, class T> KEEL_FN void put(T* p, lane const& v) const { g.template store<Policy...>(p, at, v); }
+    template <auto... Policy, class T> KEEL_FN void put(T* p, lane const& v) const {
+        g.template store<Policy...>(p, at, v);
+    }
     template <class T> KEEL_FN lane get(T const* p) const { return g.load(p, at); }
     KEEL_FN mask_of<lane> valid() const { return gt(lane_words(static_cast<uint32_t>(n)), g.position(at)); }
     KEEL_FN static lane spread(lane const& v) { return v; }
@@ -26,8 +28,10 @@ template <class G, class At> struct column_block {
 
 /// body(b) over the blocks of Columns elements along a row.
 template <int Columns, class G, class Body> KEEL_FN void each_block(G const& g, int64_t n, Body body) {
-    if constexpr (Columns == 1) g.each(n, [&](auto at) { body(column_block<G, decltype(at)>{g, at, n}); });
-    else g.template blocks<Columns>(n, body);
+    if constexpr (Columns == 1)
+        g.each(n, [&](auto at) { body(column_block<G, decltype(at)>{g, at, n}); });
+    else
+        g.template blocks<Columns>(n, body);
 }
 
 /// Magnitudes as words, with NaN and Inf as 0.
@@ -38,8 +42,9 @@ template <class F> KEEL_FN bits_of<F> finite_magnitude(F const& v) {
 }
 
 /// One code's rounding boundary past its largest value: magnitudes above it overflow under nearest even.
-template <class Code> inline constexpr uint32_t overflow_boundary =
-    format_traits<Code>::max_float_bits + (1u << (22 - format_traits<Code>::mantissa_bits)) - (format_traits<Code>::max_code & 1u);
+template <class Code> inline constexpr uint32_t overflow_boundary = format_traits<Code>::max_float_bits +
+                                                                    (1u << (22 - format_traits<Code>::mantissa_bits)) -
+                                                                    (format_traits<Code>::max_code & 1u);
 
 /// What the events of one strip add up to, lane by lane. Elements are counted in the group's words, scales in W.
 template <class G, class W> struct quantize_tally {
@@ -51,8 +56,14 @@ template <class G, class W> struct quantize_tally {
     template <class Code, class F> KEEL_FN void add_elements(F const& x, F const& scaled) {
         U const m = magnitude(x), s = magnitude(scaled), one(1u), none(0u);
         saturated = saturated + select(both(gt(U(infinity_bits), m), gt(s, U(overflow_boundary<Code>))), one, none);
-        flushed = flushed + select(both(gt(m, none), gt(U(bits(format_traits<Code>::min_subnormal() * 0.5f) + 1u), s)), one, none);
+        flushed = flushed + select(both(gt(m, none), gt(U(bits(format_traits<Code>::min_subnormal() * 0.5f) + 1u), s)),
+                                   one, none);
         non_finite = non_finite + select(gt(m, U(infinity_bits - 1)), one, none);
+    }
+    /// For elements that encode_bounded_words has taken: only a flush can have happened.
+    template <class Code, class F> KEEL_FN void add_bounded(F const& x, bits_of<F> const& code) {
+        U const lost = code & U(format_traits<Code>::magnitude_code);
+        flushed = flushed + select(both(eq(lost, U(0u)), gt(magnitude(x), U(0u))), U(1u), U(0u));
     }
     template <class Block, class F> KEEL_FN void add_scale(Block const& b, F const& scale) {
         auto const counted = both(b.valid(), gt(W(infinity_bits), magnitude(scale)));
@@ -72,7 +83,8 @@ template <class G, class W> struct quantize_tally {
 };
 
 /// One strip: the blocks over rows [strip * Rows, ...). Each block is read twice, the second time from cache: once for its largest
-/// magnitude, once to encode code = encode(x * multiplier).
+/// magnitude, once to encode code = encode(x * multiplier). A block without NaN and Inf stays within the codes' range by its own scale, so
+/// the short encoding does.
 template <class X, class Code, class Scale, int Rows, int Columns, overflow Overflow> struct quantize_strip {
     view<X const, 2> x;
     block_scaled<Code, Scale, Rows, Columns> out;
@@ -82,40 +94,61 @@ template <class X, class Code, class Scale, int Rows, int Columns, overflow Over
     template <class G> KEEL_FN void operator()(G const& g, int64_t strip) const {
         int64_t const first = strip * Rows, end = x.extent[0];
         int64_t const last = Rows == 1 || first + Rows < end ? first + Rows : end;
-        if (report != nullptr) walk<true>(g, strip, first, last);
-        else walk<false>(g, strip, first, last);
+        if (report != nullptr)
+            walk<true>(g, strip, first, last);
+        else
+            walk<false>(g, strip, first, last);
     }
 
-  private:
+private:
     /// A scale a block: in a column of blocks each lane is one.
-    template <class G>
-    using scale_words = typename std::conditional_t<Columns == 1, std::type_identity<typename G::words>,
-                                                    std::type_identity<typename G::template block_lane_words<Columns>>>::type;
+    template <class G> using scale_words =
+        typename std::conditional_t<Columns == 1, std::type_identity<typename G::words>,
+                                    std::type_identity<typename G::template block_lane_words<Columns>>>::type;
+
+    /// The largest word of the block's elements, lane by lane.
+    template <class G, class Block, class Word>
+    KEEL_FN typename G::words largest(G const& g, Block const& b, int64_t first, int64_t last, Word word) const {
+        typename G::words top(0u);
+        for (int64_t row = first; row < last; ++row)
+            b.each([&](auto at) { top = umax(top, word(g.load(x.at(row), at))); });
+        return top;
+    }
 
     template <bool Counting, class G> KEEL_FN void walk(G const& g, int64_t strip, int64_t first, int64_t last) const {
         quantize_tally<G, scale_words<G>> tally;
-        bool const isolate = policy == non_finite_policy::isolate;
         each_block<Columns>(g, x.extent[1], [&](auto const& b) {
             using F = typename std::remove_cvref_t<decltype(b)>::lane;
-            typename G::words top(0u);
-            for (int64_t row = first; row < last; ++row)
-                b.each([&](auto at) {
-                    auto const v = g.load(x.at(row), at);
-                    top = umax(top, isolate ? finite_magnitude(v) : magnitude(v));
-                });
-            block_scale<F> const s = scale_of<Code, F>(Scale{}, b.max_bits(top));
+            auto amax = b.max_bits(largest(g, b, first, last, [](auto const& v) { return magnitude(v); }));
+            bool const finite = !g.any(gt(amax, bits_of<F>(infinity_bits - 1)));
+            if (!finite && policy == non_finite_policy::isolate)
+                amax = b.max_bits(largest(g, b, first, last, [](auto const& v) { return finite_magnitude(v); }));
+            block_scale<F> const s = scale_of<Code, F>(Scale{}, amax);
             if constexpr (std::is_same_v<Scale, e8m0_scale>)
                 b.template put<overflow::to_nonfinite, rounding::toward_zero>(out.scales.at(strip), s.scale);
-            else b.put(out.scales.at(strip), s.scale);
+            else
+                b.put(out.scales.at(strip), s.scale);
             if constexpr (Counting) tally.add_scale(b, s.scale);
             auto const multiplier = b.spread(s.multiplier);
-            for (int64_t row = first; row < last; ++row)
-                b.each([&](auto at) {
-                    auto const v = g.load(x.at(row), at);
-                    auto const scaled = v * multiplier;
-                    g.template store<Overflow>(out.codes.at(row), at, scaled);
-                    if constexpr (Counting) tally.template add_elements<Code>(v, scaled);
-                });
+            for (int64_t row = first; row < last; ++row) {
+                X const* const from = x.at(row);
+                Code* const to = out.codes.at(row);
+                if (finite) {
+                    b.each([&](auto at) {
+                        auto const v = g.load(from, at);
+                        auto const code = encode_bounded_words<Code>(v * multiplier);
+                        g.store_code(to, at, code);
+                        if constexpr (Counting) tally.template add_bounded<Code>(v, code);
+                    });
+                } else {
+                    b.each([&](auto at) {
+                        auto const v = g.load(from, at);
+                        auto const scaled = v * multiplier;
+                        g.template store<Overflow>(to, at, scaled);
+                        if constexpr (Counting) tally.template add_elements<Code>(v, scaled);
+                    });
+                }
+            }
         });
         if constexpr (Counting) tally.give(g, *report);
     }

@@ -48,6 +48,10 @@ template <class Arch> struct cpu_row_group {
         store_pack<Policy...>(line, v);
         for (int64_t k = 0; k < count_of(at); ++k) *p.element(at.i + k) = line[k];
     }
+    template <class T> KEEL_FN void store_code(T* p, at_full at, words const& u) const { store_words(storage_of(p + at.i), u); }
+    template <class T> KEEL_FN void store_code(T* p, at_tail at, words const& u) const {
+        store_words_partial(storage_of(p + at.i), u, at.count);
+    }
     KEEL_FN void sync() const {}
 
     KEEL_FN static int64_t count_of(at_full) { return width; }
@@ -117,6 +121,7 @@ template <class Arch> struct cpu_row_group {
 
     // --- uniform results ---------------------------------------------------------------------------------------------
 
+    KEEL_FN bool any(mask_of<value> const& m) const { return value::machine::any(m.v); }
     KEEL_FN uint32_t max_bits(words const& u) const { return max_word(u); }
     KEEL_FN int64_t total(words const& u) const { return sum_words(u); }
 

@@ -39,6 +39,13 @@ struct cuda_warp {
         return v;
 #endif
     }
+    KEEL_FN static bool any(bool m) {
+#if defined(__CUDA_ARCH__)
+        return __any_sync(0xffffffffu, m) != 0;
+#else
+        return m;
+#endif
+    }
     KEEL_FN static float pick(int bit, float a, float b) {
 #if defined(__CUDA_ARCH__)
         return (lane_index() & bit) != 0 ? a : b;
