@@ -1,7 +1,7 @@
 // The kernels of block quantisation: one walk over a strip of blocks, whatever their shape.
 #pragma once
 
-#include <keel/backend/row_memory.hpp>
+#include <keel/backend/scaled_codes.hpp>
 #include <keel/core/lanes.hpp>
 #include <keel/core/report.hpp>
 #include <keel/quantize/scale_rule.hpp>
@@ -60,11 +60,6 @@ template <class G, class W> struct quantize_tally {
                                    one, none);
         non_finite = non_finite + select(gt(m, U(infinity_bits - 1)), one, none);
     }
-    /// For elements that encode_bounded_words has taken: only a flush can have happened.
-    template <class Code, class F> KEEL_FN void add_bounded(F const& x, bits_of<F> const& code) {
-        U const lost = code & U(format_traits<Code>::magnitude_code);
-        flushed = flushed + select(both(eq(lost, U(0u)), gt(magnitude(x), U(0u))), U(1u), U(0u));
-    }
     template <class Block, class F> KEEL_FN void add_scale(Block const& b, F const& scale) {
         auto const counted = both(b.valid(), gt(W(infinity_bits), magnitude(scale)));
         scale_min = umin(scale_min, select(counted, bits(scale), W(0xffffffffu)));
@@ -106,45 +101,35 @@ private:
         typename std::conditional_t<Columns == 1, std::type_identity<typename G::words>,
                                     std::type_identity<typename G::template block_lane_words<Columns>>>::type;
 
-    /// The largest word of the block's elements, lane by lane.
-    template <class G, class Block, class Word>
-    KEEL_FN typename G::words largest(G const& g, Block const& b, int64_t first, int64_t last, Word word) const {
-        typename G::words top(0u);
-        for (int64_t row = first; row < last; ++row)
-            b.each([&](auto at) { top = umax(top, word(g.load(x.at(row), at))); });
-        return top;
-    }
-
     template <bool Counting, class G> KEEL_FN void walk(G const& g, int64_t strip, int64_t first, int64_t last) const {
         quantize_tally<G, scale_words<G>> tally;
         each_block<Columns>(g, x.extent[1], [&](auto const& b) {
             using F = typename std::remove_cvref_t<decltype(b)>::lane;
-            auto amax = b.max_bits(largest(g, b, first, last, [](auto const& v) { return magnitude(v); }));
+            using words = typename G::words;
+            words top(0u);
+            for (int64_t row = first; row < last; ++row) top = umax(top, largest_magnitude(g, b, x.at(row)));
+            auto amax = b.max_bits(top);
             bool const finite = !g.any(gt(amax, bits_of<F>(infinity_bits - 1)));
-            if (!finite && policy == non_finite_policy::isolate)
-                amax = b.max_bits(largest(g, b, first, last, [](auto const& v) { return finite_magnitude(v); }));
+            if (!finite && policy == non_finite_policy::isolate) {
+                top = words(0u);
+                for (int64_t row = first; row < last; ++row)
+                    b.each([&](auto at) { top = umax(top, finite_magnitude(g.load(x.at(row), at))); });
+                amax = b.max_bits(top);
+            }
             block_scale<F> const s = scale_of<Code, F>(Scale{}, amax);
             if constexpr (std::is_same_v<Scale, e8m0_scale>)
                 b.template put<overflow::to_nonfinite, rounding::toward_zero>(out.scales.at(strip), s.scale);
-            else
-                b.put(out.scales.at(strip), s.scale);
+            else b.put(out.scales.at(strip), s.scale);
             if constexpr (Counting) tally.add_scale(b, s.scale);
             auto const multiplier = b.spread(s.multiplier);
             for (int64_t row = first; row < last; ++row) {
-                X const* const from = x.at(row);
-                Code* const to = out.codes.at(row);
                 if (finite) {
-                    b.each([&](auto at) {
-                        auto const v = g.load(from, at);
-                        auto const code = encode_bounded_words<Code>(v * multiplier);
-                        g.store_code(to, at, code);
-                        if constexpr (Counting) tally.template add_bounded<Code>(v, code);
-                    });
+                    encode_scaled<Code, Counting>(g, b, x.at(row), out.codes.at(row), multiplier, tally.flushed);
                 } else {
                     b.each([&](auto at) {
-                        auto const v = g.load(from, at);
+                        auto const v = g.load(x.at(row), at);
                         auto const scaled = v * multiplier;
-                        g.template store<Overflow>(to, at, scaled);
+                        g.template store<Overflow>(out.codes.at(row), at, scaled);
                         if constexpr (Counting) tally.template add_elements<Code>(v, scaled);
                     });
                 }

@@ -122,7 +122,9 @@ template <class Arch> struct cpu_row_group {
     // --- uniform results ---------------------------------------------------------------------------------------------
 
     KEEL_FN bool any(mask_of<value> const& m) const { return value::machine::any(m.v); }
+    KEEL_FN bool any(bool m) const { return m; }
     KEEL_FN uint32_t max_bits(words const& u) const { return max_word(u); }
+    KEEL_FN uint32_t max_bits(uint32_t u) const { return u; }
     KEEL_FN int64_t total(words const& u) const { return sum_words(u); }
 
     template <class Keys> KEEL_FN int64_t arg_max(int64_t n, Keys keys) const {
@@ -148,12 +150,13 @@ template <class Arch> struct cpu_row_group {
 
     // --- blocks ------------------------------------------------------------------------------------------------------
 
-    template <int B> using block_lane_words = words;
+    template <int B> using block_lane_words = uint32_t;
 
     /// B consecutive elements, fewer in the row's last block.
     template <int B> struct block {
-        using lane = value;
-        using lane_words = words;
+        using lane = float; // a thread works on one block at a time
+        using lane_words = uint32_t;
+        static constexpr int size = B;
         int64_t i;     ///< first element
         int64_t count; ///< elements inside the row
         int64_t index; ///< number of the block in the row
@@ -168,11 +171,11 @@ template <class Arch> struct cpu_row_group {
             if constexpr (width > 1)
                 if (k < count) body(at_tail{i + k, count - k});
         }
-        KEEL_FN words max_bits(words const& u) const { return words(max_word(u)); }
-        template <auto... Policy, class T> KEEL_FN void put(T* p, value const& v) const { store_pack_partial<Policy...>(p + index, v, 1); }
-        template <class T> KEEL_FN value get(T const* p) const { return value(load_element(p + index)); }
-        KEEL_FN mask_of<value> valid() const { return mask_of<value>(true); }
-        KEEL_FN static value spread(value const& v) { return v; }
+        KEEL_FN uint32_t max_bits(words const& u) const { return max_word(u); }
+        template <auto... Policy, class T> KEEL_FN void put(T* p, float v) const { store_element<Policy...>(p + index, v); }
+        template <class T> KEEL_FN float get(T const* p) const { return load_element(p + index); }
+        KEEL_FN bool valid() const { return true; }
+        KEEL_FN static value spread(float v) { return value(v); }
     };
 
     template <int B, class Body> KEEL_FN void blocks(int64_t n, Body body) const {

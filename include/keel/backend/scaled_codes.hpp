@@ -1,0 +1,34 @@
+// What a quantiser does with every element of a block, as two calls on a group: the largest magnitude, and the codes of the scaled
+// elements. The loops here are the definition; where a backend knows a quicker way to the same bits it overloads them
+// (cpu/scaled_codes_avx512.hpp).
+#pragma once
+
+#include <keel/backend/row_memory.hpp>
+
+namespace keel::inline KEEL_ABI {
+
+/// The largest |x| of the block at p as words, lane by lane (b.max_bits makes one of them); NaN above Inf above all.
+template <class G, class Block, class X> KEEL_FN typename G::words largest_magnitude(G const& g, Block const& b, X const* p) {
+    typename G::words top(0u);
+    b.each([&](auto at) { top = umax(top, magnitude(g.load(p, at))); });
+    return top;
+}
+
+/// code = encode_bounded(x * multiplier) for the block's elements at `from`, all finite and within the code's range once scaled. Adds to
+/// `flushed`, lane by lane, the elements other than zero whose code is zero, if Counting.
+template <class Code, bool Counting, class G, class Block, class X>
+KEEL_FN void encode_scaled(G const& g, Block const& b, X const* from, Code* to, typename G::value const& multiplier,
+                           typename G::words& flushed) {
+    using U = typename G::words;
+    b.each([&](auto at) {
+        auto const v = g.load(from, at);
+        U const code = encode_bounded_words<Code>(v * multiplier);
+        g.store_code(to, at, code);
+        if constexpr (Counting) {
+            auto const is_zero = eq(code & U(format_traits<Code>::magnitude_code), U(0u));
+            flushed = flushed + select(both(is_zero, gt(magnitude(v), U(0u))), U(1u), U(0u));
+        }
+    });
+}
+
+} // namespace keel::inline KEEL_ABI
