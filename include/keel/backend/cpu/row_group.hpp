@@ -19,6 +19,12 @@ struct at_tail {
     int64_t count;
 };
 
+/// How far ahead of a whole pack its row's memory is asked for. The hardware's own prefetch stops at every page, where one thread then
+/// waits: at 64 MB this takes rms_norm from 0.33 to 0.45 of a copy; in the caches it costs a few per cent.
+inline constexpr int64_t prefetch_bytes = 2048;
+template <class T> KEEL_FN void prefetch_read(T const* p) { __builtin_prefetch(reinterpret_cast<char const*>(p) + prefetch_bytes); }
+template <class T> KEEL_FN void prefetch_write(T* p) { __builtin_prefetch(reinterpret_cast<char*>(p) + prefetch_bytes, 1); }
+
 template <class Arch> struct cpu_row_group {
     using value = pack<Arch>;
     using words = bits_of<value>;
@@ -29,7 +35,10 @@ template <class Arch> struct cpu_row_group {
 
     // --- memory ------------------------------------------------------------------------------------------------------
 
-    template <class T> KEEL_FN value load(T const* p, at_full at) const { return load_pack<value>(p + at.i); }
+    template <class T> KEEL_FN value load(T const* p, at_full at) const {
+        prefetch_read(p + at.i);
+        return load_pack<value>(p + at.i);
+    }
     template <class T> KEEL_FN value load(T const* p, at_tail at) const { return load_pack_partial<value>(p + at.i, at.count); }
     template <scattered_row P, class At> KEEL_FN value load(P p, At at) const {
         std::remove_cvref_t<decltype(*p.element(0))> line[std::size_t{width}] = {};
@@ -38,6 +47,7 @@ template <class Arch> struct cpu_row_group {
     }
 
     template <auto... Policy, class T> KEEL_FN void store(T* p, at_full at, value const& v) const {
+        prefetch_write(p + at.i);
         store_pack<Policy...>(p + at.i, v);
     }
     template <auto... Policy, class T> KEEL_FN void store(T* p, at_tail at, value const& v) const {

@@ -70,7 +70,7 @@ KEEL_FN bits_pack<A> largest_magnitude(cpu_row_group<A> const& g, Block const& b
     using U = bits_pack<A>;
     if (b.count < Block::size) return largest_magnitude<cpu_row_group<A>, Block, bf16>(g, b, p);
     __m512i top = _mm512_setzero_si512();
-    for (int64_t k = 0; k < Block::size; k += 32) _mm_prefetch(reinterpret_cast<char const*>(p + b.i + k) + 3072, _MM_HINT_T0);
+    for (int64_t k = 0; k < Block::size; k += 32) prefetch_read(p + b.i + k);
     for (int64_t k = 0; k < Block::size; k += 32)
         top = _mm512_max_epu16(top, _mm512_and_si512(detail::load_32(p + b.i + k), _mm512_set1_epi16(0x7fff)));
     __m512 even, odd;
@@ -92,7 +92,7 @@ KEEL_FN void encode_scaled(cpu_row_group<A> const& g, Block const& b, bf16 const
         __m512i const packed = _mm512_packus_epi16(codes::of_words(first, multiplier.v), codes::of_words(second, multiplier.v));
         __m512i const order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7); // packing works within 128 bits
         __m512i const bytes = _mm512_maskz_permutexvar_epi64(0xff, order, packed);
-        __builtin_prefetch(reinterpret_cast<char const*>(to + b.i + k) + 1536, 1);
+        prefetch_write(to + b.i + k);
         _mm512_storeu_si512(to + b.i + k, bytes);
         if constexpr (Counting) {
             uint64_t const zero = _mm512_testn_epi8_mask(bytes, _mm512_set1_epi8(0x7f));
