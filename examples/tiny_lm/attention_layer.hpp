@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -84,7 +85,7 @@ public:
 
     /// Of the last training forward.
     double largest_logit() {
-        double top = -INFINITY;
+        double top = -std::numeric_limits<double>::infinity();
         for (std::int64_t h = 0; h < shape_.heads; ++h) top = std::fmax(top, static_cast<double>(max_logit_.data()[h]));
         return top;
     }
