@@ -96,7 +96,7 @@ void check_forward(int64_t head_dim, int64_t rotated, rope_layout layout, data_k
     for (int64_t t = 0; t < tokens; ++t)
         for (int64_t h = 0; h < heads; ++h) {
             auto const xs = head_values(x, t, h * head_dim, head_dim), ds = head_values(delta, 0, 0, head_dim);
-            auto const want = oracle_head(xs, ds, 1e-6f, layout, angles.frequencies,
+            auto const want = oracle_head(xs, ds, static_cast<double>(1e-6f), layout, angles.frequencies,
                                           static_cast<double>(angles.positions[static_cast<std::size_t>(t)]));
             double squares = 0;
             for (double v : xs) squares += v * v;
@@ -209,7 +209,8 @@ TEST_CASE("a rotation by R turns over R, not head_dim, and leaves the rest") { /
 TEST_CASE("qk_norm's gradients match finite differences of the formula in double") {
     // L = sum(w * y): dy = w. Central differences, step 1e-4: error about 1e-8; fp32 arithmetic of O(1) values: 1e-5.
     for (rope_layout layout : layouts)
-        for (auto [d, rotated] : {std::pair<int64_t, int64_t>{1, 0}, {5, 4}, {17, 6}, {64, 32}}) {
+        for (auto const& size : {std::pair<int64_t, int64_t>{1, 0}, {5, 4}, {17, 6}, {64, 32}}) {
+            int64_t const d = size.first, rotated = size.second; // names that a lambda may capture
             INFO("head_dim " << d << " R " << rotated);
             int64_t const tokens = 3, heads = 2, width = heads * d;
             float const epsilon = 1e-2f;

@@ -1,6 +1,7 @@
 // Block quantisation against its definition in double, on every block shape, and its policies.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include <keel/format/bf16.hpp>
 #include <keel/quantize/quantize.hpp>
@@ -27,7 +28,7 @@ template <class Code, class Scale, int Rows, int Columns> struct owned_blocks {
 
 /// The nearest code by enumeration, ties to the even code; the value must be finite.
 template <class Code> double nearest_code_value(double x) {
-    double best = 0, distance = INFINITY;
+    double best = 0, distance = std::numeric_limits<double>::infinity();
     uint32_t best_code = 0;
     for (uint32_t c = 0; c <= keel::format_traits<Code>::max_code; ++c) {
         double const v = to_double(keel::from_word<Code>(c)), d = std::abs(std::abs(x) - v);
@@ -44,7 +45,7 @@ template <class X, class Code, class Scale, int Rows, int Columns> void check_sh
     keel::quantize<overflow::saturate_finite>(keel::reference{}, x.view(), q.view(), {}, &report).or_throw();
     double const code_max = static_cast<double>(keel::format_traits<Code>::max());
     int64_t flushed = 0;
-    double low = INFINITY, high = 0;
+    double low = std::numeric_limits<double>::infinity(), high = 0;
     for (int64_t bi = 0; bi < q.scales.rows(); ++bi)
         for (int64_t bj = 0; bj < q.scales.columns(); ++bj) {
             double amax = 0;
