@@ -87,10 +87,12 @@ template <class Fn> bool with_scale(std::string const& name, Fn fn) {
     if (name == "e8m0") return fn(keel::e8m0_scale{}), true;
     return false;
 }
-template <class Fn> bool with_source(std::string const& name, Fn fn) {
-    if (name == "f32") return fn(float{}), true;
-    if (name == "bf16") return fn(keel::bf16{}), true;
-    return false;
+/// The sources of the vectors: fp32 for every code, bf16 for e4m3 (reading has nothing to do with the code).
+template <class Fn> void with_types(std::vector<std::string> const& row, Fn fn) {
+    with_scale(row[3], [&](auto scale) {
+        if (row[0] == "f32") with_code(row[2], [&](auto code) { fn(float{}, code, scale); });
+        if (row[0] == "bf16" && row[2] == "e4m3") fn(keel::bf16{}, keel::e4m3{}, scale);
+    });
 }
 
 } // namespace
@@ -99,7 +101,7 @@ TEST_CASE("the vectors of quantisers: every row, on the reference and the native
     auto const table = read_vectors("quantisers");
     CHECK(table.version == vectors_version);
     CHECK(table.columns == "source,block,code,scale,overflow,policy,input,scales,codes,why");
-    REQUIRE(table.rows.size() == 381);
+    REQUIRE(table.rows.size() == 366);
     CHECK(table.rows.size() == table.promised_rows);
     int64_t line = 2;
     for (auto const& row : table.rows) {
@@ -107,15 +109,11 @@ TEST_CASE("the vectors of quantisers: every row, on the reference and the native
         REQUIRE(row.size() == 10);
         INFO(row[0] << " to " << row[2] << " with " << row[3] << " scales: " << row[9]);
         int asked = 0;
-        bool const known = with_source(row[0], [&]<class X>(X) {
-            with_code(row[2], [&]<class Code>(Code) {
-                with_scale(row[3], [&]<class Scale>(Scale) {
-                    CHECK(row[1] == std::to_string(block_of<Scale>));
-                    asked = check_policies<X, Code, Scale>({row[6], row[7], row[8]}, row[4], row[5]);
-                });
-            });
+        with_types(row, [&]<class X, class Code, class Scale>(X, Code, Scale) {
+            CHECK(row[1] == std::to_string(block_of<Scale>));
+            asked = check_policies<X, Code, Scale>({row[6], row[7], row[8]}, row[4], row[5]);
         });
-        CHECK((known && asked > 0));
+        CHECK(asked > 0);
     }
 }
 

@@ -11,7 +11,7 @@ import sys
 from fractions import Fraction
 
 from block_vectors import dequantiser_rows, quantiser_rows
-from definitions import F32, F64, FORMATS, ROUNDINGS, SOURCES, fp32_word, power
+from definitions import F32, F64, FORMATS, NAN, ROUNDINGS, fp32_word, power
 
 VERSION = 1
 
@@ -81,6 +81,12 @@ NAN_WORDS = [
 ]
 
 
+def is_choice(target, number):
+    """Where no published specification says what is right: e8m0 of what is not above zero, and NaN where it has no code."""
+    negative, magnitude = number
+    return magnitude == NAN if target.nan is None else target.sign is None and magnitude != NAN and (negative or magnitude == 0)
+
+
 class Conversions:
     """Rows without repetition: a question that has been asked keeps its first reason."""
 
@@ -89,6 +95,8 @@ class Conversions:
 
     def add(self, target, source, word, roundings, why):
         number = source.number(word)
+        if is_choice(target, number):
+            why = "choice: " + why
         for rounding in roundings:
             if (target.name, source.name, word, rounding) in self.asked:
                 continue
@@ -187,7 +195,7 @@ def decode_rows():
             range(16 if target.name == "e2m1" else 256)
         for code in codes:
             number = target.decode(code)
-            word = "nan" if number[1] == "nan" else F32.text(fp32_word(number))
+            word = "nan" if number[1] == NAN else F32.text(fp32_word(number))
             rows.append([target.name, target.text(code), word, DECODE_REASONS.get((target.name, code), "")])
     return rows
 

@@ -18,8 +18,10 @@ inline constexpr int vectors_version = 1;
 inline std::vector<std::string> cells_of(std::string const& line) {
     std::vector<std::string> cells(1);
     for (char const c : line) {
-        if (c == ',') cells.emplace_back();
-        else cells.back() += c;
+        if (c == ',')
+            cells.emplace_back();
+        else
+            cells.back() += c;
     }
     return cells;
 }
@@ -50,7 +52,8 @@ inline uint64_t word_from_hex(std::string const& text) { return std::strtoull(te
 /// Words of `digits` hex digits each, from a cell that holds them one after another.
 inline std::vector<uint64_t> words_from_hex(std::string const& text, std::size_t digits) {
     std::vector<uint64_t> words;
-    for (std::size_t i = 0; i + digits <= text.size(); i += digits) words.push_back(word_from_hex(text.substr(i, digits)));
+    for (std::size_t i = 0; i + digits <= text.size(); i += digits)
+        words.push_back(word_from_hex(text.substr(i, digits)));
     return words;
 }
 
