@@ -23,19 +23,21 @@ KEEL_HOST void check_blocks(validation& check, char const* codes, char const* sc
     check.shape(scales, q.scales, blocks::scale_rows(x.extent[0]), blocks::scale_columns(x.extent[1])).unit_stride(scales, q.scales);
 }
 
-template <overflow Overflow, class B, class X, class Code, class Scale, int Rows, int Columns>
+template <overflow Overflow, class Rule, class B, class X, class Code, class Scale, int Rows, int Columns>
 void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows, Columns> out, quantize_options options, report* report) {
     if (report != nullptr) add_shared(report->elements, x.size());
     be.for_rows(out.scale_rows(x.extent[0]), x.extent[1] * Rows,
-                quantize_strip<std::remove_const_t<X>, Code, Scale, Rows, Columns, Overflow>{x, out, options.policy, report});
+                quantize_strip<std::remove_const_t<X>, Code, Scale, Rows, Columns, Overflow, Rule>{x, out, options.policy, report});
 }
 
-/// Quantises a matrix to codes with one scale a block: quantize<overflow::saturate>(be, x, out).
+/// Quantises a matrix to codes with one scale a block: quantize<overflow::saturate>(be, x, out), or by another rule than the default
+/// quantize<overflow::saturate, scale_rules::deep_gemm>(be, x, out).
 ///
-/// `Overflow` has no default: whether 1000 becomes 448 or NaN is the caller's decision. With scales from the same block a finite element
-/// never needs it (it stays within the rounding of code_max); Inf and NaN do.
+/// `Overflow` has no default: whether 1000 becomes 448 or NaN is the caller's decision. Under rules that round the scale up a finite
+/// element never needs it (it stays within the rounding of code_max); Inf and NaN do, and under the others the largest elements.
 ///
 /// Formula        amax = largest finite magnitude of the block (an integer maximum of bits; with poison NaN and Inf count too);
+///                scale and multiplier by `Rule` (scale_rule.hpp), code = encode(x * multiplier). The default, scale_rules::round_up:
 ///                fp32_scale: scale = max(amax, code_max * 2^-126) / code_max, code = encode(x * (code_max / amax));
 ///                power_of_two_scale and e8m0_scale: scale = the smallest 2^e with amax <= code_max * 2^e (e >= -126 in fp32,
 ///                >= -127 in e8m0), code = encode(x * 2^-e). Nearest even. Each division and product is one rounding in fp32.
@@ -52,7 +54,7 @@ void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows,
 /// Gradient       straight-through: the backward of quantise-dequantise is the identity.
 /// Source         DeepSeek-V3 (2412.19437) section 3.3 for the shapes; OCP MX v1.0 for e8m0, with the exponent rounded up instead of down
 ///                (NVIDIA 2506.08027), so that nothing saturates.
-template <overflow Overflow, row_backend B, class X, class Code, class Scale, int Rows, int Columns>
+template <overflow Overflow, class Rule = scale_rules::round_up, row_backend B, class X, class Code, class Scale, int Rows, int Columns>
 status quantize(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows, Columns> out, quantize_options options = {},
                 report* report = nullptr) {
     validation check("quantize");
@@ -61,14 +63,14 @@ status quantize(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows, Colum
     check.distinct("out.codes", out.codes).distinct("out.scales", out.scales);
     check.disjoint("out.codes", out.codes, x).disjoint("out.scales", out.scales, x).disjoint("out.scales", out.scales, out.codes);
     if (!check.ok() || x.empty()) return check.result;
-    quantize_checked<Overflow>(be, x, out, options, report);
+    quantize_checked<Overflow, Rule>(be, x, out, options, report);
     return check.result;
 }
 
 /// Both quantisations that a linear layer needs of one tensor, each from the high-precision source (never from the other's codes):
 /// along the rows for the products that sum over columns, along the columns for those that sum over rows. As quantize, twice.
 /// The report counts both.
-template <overflow Overflow, row_backend B, class X, class Code, class Scale, int RowsA, int ColumnsA, int RowsB, int ColumnsB>
+template <overflow Overflow, class Rule = scale_rules::round_up, row_backend B, class X, class Code, class Scale, int RowsA, int ColumnsA, int RowsB, int ColumnsB>
 status quantize_pair(B const& be, view<X, 2> x, block_scaled<Code, Scale, RowsA, ColumnsA> along_rows,
                      block_scaled<Code, Scale, RowsB, ColumnsB> along_columns, quantize_options options = {}, report* report = nullptr) {
     validation check("quantize_pair");
@@ -81,8 +83,8 @@ status quantize_pair(B const& be, view<X, 2> x, block_scaled<Code, Scale, RowsA,
     check.disjoint("along_rows.scales", along_rows.scales, x).disjoint("along_columns.scales", along_columns.scales, x);
     check.disjoint("along_columns.scales", along_columns.scales, along_rows.scales);
     if (!check.ok() || x.empty()) return check.result;
-    quantize_checked<Overflow>(be, x, along_rows, options, report);
-    quantize_checked<Overflow>(be, x, along_columns, options, report);
+    quantize_checked<Overflow, Rule>(be, x, along_rows, options, report);
+    quantize_checked<Overflow, Rule>(be, x, along_columns, options, report);
     return check.result;
 }
 

@@ -80,7 +80,7 @@ template <class G, class W> struct quantize_tally {
 /// One strip: the blocks over rows [strip * Rows, ...). Each block is read twice, the second time from cache: once for its largest
 /// magnitude, once to encode code = encode(x * multiplier). A block without NaN and Inf stays within the codes' range by its own scale, so
 /// the short encoding does.
-template <class X, class Code, class Scale, int Rows, int Columns, overflow Overflow> struct quantize_strip {
+template <class X, class Code, class Scale, int Rows, int Columns, overflow Overflow, class Rule> struct quantize_strip {
     view<X const, 2> x;
     block_scaled<Code, Scale, Rows, Columns> out;
     non_finite_policy policy;
@@ -116,14 +116,14 @@ private:
                     b.each([&](auto at) { top = umax(top, finite_magnitude(g.load(x.at(row), at))); });
                 amax = b.max_bits(top);
             }
-            block_scale<F> const s = scale_of<Code, F>(Scale{}, amax);
+            block_scale<F> const s = Rule::template of<X, Code, F>(Scale{}, amax);
             if constexpr (std::is_same_v<Scale, e8m0_scale>)
                 b.template put<overflow::to_nonfinite, rounding::toward_zero>(out.scales.at(strip), s.scale);
             else b.put(out.scales.at(strip), s.scale);
             if constexpr (Counting) tally.add_scale(b, s.scale);
             auto const multiplier = b.spread(s.multiplier);
             for (int64_t row = first; row < last; ++row) {
-                if (finite) {
+                if (Rule::bounded && finite) {
                     encode_scaled<Code, Counting>(g, b, x.at(row), out.codes.at(row), multiplier, tally.flushed);
                 } else {
                     b.each([&](auto at) {
