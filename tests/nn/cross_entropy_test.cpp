@@ -108,6 +108,17 @@ TEST_CASE("cross-entropy keeps its bits on every backend and data") {
     }
 }
 
+TEST_CASE("a small loss beside large logits keeps its digits") {
+    for (float shift : {0.0f, 128.0f, 4096.0f, 32768.0f}) {
+        INFO("shift " << shift);
+        guarded_matrix<float> logits(1, 3, 0, {shift + 10, shift, shift - 1}), loss(1, 1), lse(1, 1);
+        int32_t const target = 0;
+        keel::cross_entropy(keel::cpu{}, logits.view(), keel::vec(&target, 1), loss.vec(), {.lse = lse.vec()}).or_throw();
+        double const exact = std::log1p(std::exp(-10.0) + std::exp(-11.0));
+        CHECK(std::abs(loss.at(0, 0) - exact) <= 2 * 0x1p-24); // log of a float near 1: the sum's half ulp
+    }
+}
+
 TEST_CASE("a target out of range is refused before anything is written") {
     guarded_matrix<float> logits(2, 5), loss(1, 2, 0, {7, 7}), lse(1, 2, 0, {7, 7});
     std::vector<int32_t> const targets = {1, 5};

@@ -120,5 +120,26 @@ TEST_CASE("linear layers refuse what does not fit") {
     keel::fp8_linear_plan<> const plan{4, 6, 5};
     CHECK(keel::fp8_linear(keel::cpu{}, plan, x.view(), {}, y.view()).message() == "fp8_linear: w.codes has rows = 0, wanted 5 (bad_shape)");
     guarded_matrix<float> w2(5, 6), dx(4, 6);
+    // The FP8 layer looks at everything before the first code is written.
+    guarded_matrix<keel::e4m3> w_codes(5, 6), saved_codes(4, 6);
+    guarded_matrix<float> w_scales(1, 1), saved_scales(1, 6);
+    scratch ws(keel::fp8_linear_workspace(keel::cpu{}, plan));
+    auto const weight = keel::fp8_linear_plan<>::weight_blocks{w_codes.view(), w_scales.view()};
+    auto const saved = keel::fp8_linear_plan<>::token_blocks{saved_codes.view(), saved_scales.view()};
+    auto const forward = [&](auto weights, auto output, auto kept) {
+        return keel::fp8_linear(keel::cpu{}, plan, x.view(), weights, output, kept, nullptr, ws.get());
+    };
+    auto no_scales = weight;
+    no_scales.scales = {};
+    CHECK(forward(no_scales, y.view(), saved).message() == "fp8_linear: w.scales has rows = 0, wanted 1 (bad_shape)");
+    CHECK(forward(weight, keel::rows(x.view().data, 4, 5), saved).code == keel::status_code::overlap);
+    auto over_scales = saved;
+    over_scales.scales.data = y.view().data;
+    CHECK(forward(weight, y.view(), over_scales).code == keel::status_code::overlap);
+    CHECK(keel::fp8_linear_backward(keel::cpu{}, plan, y.view(), weight, saved, {.dx = keel::rows(saved_scales.view().data, 4, 6)}, {}, nullptr,
+                                    ws.get())
+              .code == keel::status_code::overlap);
+    CHECK(saved_codes.at(0, 0) == 0.0);
+    CHECK(forward(weight, y.view(), saved).ok());
     CHECK(keel::linear_backward(keel::cpu{}, y.view(), x.view(), w2.view(), {.dx = dx.view()}).code == keel::status_code::small_workspace);
 }

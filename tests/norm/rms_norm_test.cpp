@@ -252,6 +252,22 @@ TEST_CASE("a bad call names the argument and writes nothing") {
     CHECK(keel::rms_norm(be, x.view(), delta.vec(), keel::view<float, 2>{nullptr, {2, 8}, {8, 1}}).code == keel::status_code::bad_pointer);
     CHECK(keel::rms_norm_backward(be, x.view(), x.view(), delta.vec(), {.rrms = r.vec()}, {.ddelta = delta.vec()}).code ==
           keel::status_code::small_workspace);
+    // What is saved and the gradients have memory of their own too.
+    auto const overlap = keel::status_code::overlap;
+    guarded_matrix<float> sum(2, 8), dx(2, 8), dd(1, 8);
+    CHECK(keel::rms_norm(be, x.view(), delta.vec(), z, {.rrms = keel::vec(x.view().data, 2)}).code == overlap);
+    CHECK(keel::rms_norm(be, x.view(), delta.vec(), z, {.rrms = keel::vec(delta.vec().data, 2)}).code == overlap);
+    CHECK(keel::add_rms_norm(be, x.view(), x.view(), delta.vec(), sum.view(), z, {.rrms = keel::vec(sum.view().data, 2)}).code == overlap);
+    scratch ws(keel::rms_norm_backward_workspace(2, 8));
+    auto const backward = [&](keel::view<float, 2> to_x, keel::view<float, 1> to_delta) {
+        return keel::rms_norm_backward(be, x.view(), z, delta.vec(), {.rrms = r.vec()},
+                                       {.dx = to_x, .ddelta = to_delta}, {}, ws.get())
+            .code;
+    };
+    CHECK(backward(dx.view(), keel::vec(x.view().data, 8)) == overlap);
+    CHECK(backward(dx.view(), keel::vec(z.data, 8)) == overlap);
+    CHECK(backward(dx.view(), delta.vec()) == overlap);
+    CHECK(backward(dx.view(), dd.vec()) == keel::status_code::ok);
     CHECK(y.contents() == before);
     CHECK_THROWS_WITH(s.or_throw(), Catch::Matchers::ContainsSubstring("wanted 2"));
     // Zero sizes are no-ops; ddelta of no rows is defined.

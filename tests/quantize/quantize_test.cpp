@@ -120,30 +120,42 @@ TEST_CASE("every block shape, scale kind and code follows its definition") {
         check_shape<float, keel::e4m3, keel::e8m0_scale, 1, 128>(2, 130, kind);
         check_shape<float, keel::e5m2, keel::power_of_two_scale, 128, 128>(2, 130, kind);
     }
+    check_shape<float, keel::e4m3, keel::fp32_scale, 1, 48>(3, 101, data_kind::normal); // sizes that no register divides
+    check_shape<keel::bf16, keel::e4m3, keel::e8m0_scale, 5, 7>(11, 40, data_kind::normal);
+    check_shape<keel::bf16, keel::e5m2, keel::fp32_scale, 2, 300>(3, 700, data_kind::outlier);
     check_shape<float, keel::e4m3, keel::e8m0_scale, 1, 128>(2, 130, data_kind::huge);
     check_shape<float, keel::e5m2, keel::fp32_scale, 1, 128>(2, 130, data_kind::huge);
 }
 
+namespace {
+template <class X, class Scale, int Rows, int Columns> void check_backends(data_kind kind) {
+    INFO(Rows << "x" << Columns << " " << name_of(kind));
+    guarded_matrix<X> x(3, 333, 1, floats(kind, 999, 8));
+    owned_blocks<keel::e4m3, Scale, Rows, Columns> q(3, 333);
+    keel::report want;
+    keel::quantize<overflow::saturate_finite>(keel::reference{}, x.view(), q.view(), {}, &want).or_throw();
+    for_each_backend([&](std::string const& name, auto const& be) {
+        INFO(name);
+        owned_blocks<keel::e4m3, Scale, Rows, Columns> r(3, 333);
+        keel::report got;
+        keel::quantize<overflow::saturate_finite>(be, x.view(), r.view(), {}, &got).or_throw();
+        CHECK(q == r);
+        CHECK(r.untouched());
+        CHECK(got.saturated == want.saturated);
+        CHECK(got.flushed == want.flushed);
+        CHECK(got.non_finite == want.non_finite);
+        CHECK(got.scale_min_bits == want.scale_min_bits);
+        CHECK(got.scale_max_bits == want.scale_max_bits);
+    });
+}
+} // namespace
+
 TEST_CASE("quantisation keeps its bits on every backend and data") {
-    for (data_kind kind : all_kinds) {
-        INFO(name_of(kind));
-        guarded_matrix<keel::bf16> x(3, 333, 1, floats(kind, 999, 8));
-        owned_blocks<keel::e4m3, keel::e8m0_scale, 1, 128> q(3, 333);
-        keel::report want;
-        keel::quantize<overflow::saturate_finite>(keel::reference{}, x.view(), q.view(), {}, &want).or_throw();
-        for_each_backend([&](std::string const& name, auto const& be) {
-            INFO(name);
-            owned_blocks<keel::e4m3, keel::e8m0_scale, 1, 128> r(3, 333);
-            keel::report got;
-            keel::quantize<overflow::saturate_finite>(be, x.view(), r.view(), {}, &got).or_throw();
-            CHECK(q == r);
-            CHECK(r.untouched());
-            CHECK(got.saturated == want.saturated);
-            CHECK(got.flushed == want.flushed);
-            CHECK(got.non_finite == want.non_finite);
-            CHECK(got.scale_min_bits == want.scale_min_bits);
-            CHECK(got.scale_max_bits == want.scale_max_bits);
-        });
+    for (data_kind kind : all_kinds) check_backends<keel::bf16, keel::e8m0_scale, 1, 128>(kind);
+    for (data_kind kind : {data_kind::mixed_scales, data_kind::with_nan}) {
+        check_backends<keel::bf16, keel::fp32_scale, 1, 48>(kind);
+        check_backends<float, keel::fp32_scale, 2, 300>(kind);
+        check_backends<float, keel::power_of_two_scale, 128, 1>(kind);
     }
 }
 
@@ -162,7 +174,10 @@ TEST_CASE("NaN and Inf are isolated in any lane, or poison their block, and are 
                 if (j != spot) CHECK(q.codes.at(0, j) == 448.0);
             keel::quantize<overflow::saturate>(be, x.view(), q.view(), {}).or_throw();
             CHECK((std::isnan(bad) ? std::isnan(q.codes.at(0, spot)) : q.codes.at(0, spot) == std::copysign(448.0, bad)));
-            keel::quantize<overflow::saturate_finite>(be, x.view(), q.view(), {.policy = keel::non_finite_policy::poison}).or_throw();
+            keel::report poisoned;
+            keel::quantize<overflow::saturate_finite>(be, x.view(), q.view(), {.policy = keel::non_finite_policy::poison}, &poisoned).or_throw();
+            CHECK(poisoned.non_finite == 1);
+            CHECK(poisoned.saturated == 0); // the others of the block are lost to the policy, not to their size
             CHECK(std::isnan(q.scales.at(0, spot / 128)));
             CHECK(q.scales.at(0, 1 - spot / 128) == static_cast<double>(3.0f / 448.0f));
         }
@@ -201,5 +216,19 @@ TEST_CASE("a bad quantise names the argument and writes nothing") {
     view.scales = keel::columns(view.scales, 0, 1);
     CHECK(keel::quantize<overflow::saturate>(keel::cpu{}, x.view(), view, {}).message() ==
           "quantize: out.scales has columns = 1, wanted 2 (bad_shape)");
+    owned_blocks<keel::e4m3, keel::fp32_scale, 128, 1> columns(2, 130);
+    auto const refused = [&](auto rows_view, auto columns_view) {
+        return keel::quantize_pair<overflow::saturate>(keel::cpu{}, x.view(), rows_view, columns_view).code;
+    };
+    auto bad = q.view();
+    bad.scales.stride[0] = 0;
+    CHECK(refused(bad, columns.view()) == keel::status_code::bad_stride);
+    bad = q.view();
+    bad.scales.data = reinterpret_cast<float*>(bad.codes.data);
+    CHECK(refused(bad, columns.view()) == keel::status_code::overlap);
+    auto bad_columns = columns.view();
+    bad_columns.scales.data = reinterpret_cast<float*>(q.view().codes.data);
+    CHECK(refused(q.view(), bad_columns) == keel::status_code::overlap);
+    CHECK(columns.codes.at(0, 0) == 0.0);
     CHECK(q.codes.at(0, 0) == 0.0);
 }

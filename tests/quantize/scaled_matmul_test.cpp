@@ -82,6 +82,54 @@ TEST_CASE("the three products of an FP8 layer are within the stated bound of the
     check_layer<keel::fp32_scale>(3, 128, 300);
 }
 
+namespace {
+/// Blocks of L along k, each with scales of their own, in a k that they do not divide.
+template <int L> void check_block_length() {
+    INFO("blocks of " << L);
+    int64_t const m = 7, n = 37, k = 700;
+    guarded_matrix<float> x(m, k, 0, floats(data_kind::mixed_scales, m * k, 5)), w(k, n, 0, floats(data_kind::mixed_scales, k * n, 6));
+    quantised<keel::fp32_scale, 1, L> a(x);
+    quantised<keel::fp32_scale, L, 1> b(w);
+    guarded_matrix<float> c(m, n), slow(m, n);
+    keel::scaled_matmul(keel::reference{}, a.view(), b.view(), slow.view()).or_throw();
+    scratch ws(keel::scaled_matmul_workspace(keel::cpu{}, m, n, k, L));
+    keel::scaled_matmul(keel::cpu{}, a.view(), b.view(), c.view(), {}, ws.get()).or_throw();
+    CHECK(c.contents() == slow.contents());
+    double const blocks = std::ceil(static_cast<double>(k) / L);
+    for (int64_t i = 0; i < m; ++i)
+        for (int64_t j = 0; j < n; ++j) {
+            double exact = 0, size = 0;
+            for (int64_t p = 0; p < k; ++p) exact += a.at(i, p) * b.at(p, j), size += std::abs(a.at(i, p) * b.at(p, j));
+            if (!(std::abs(c.at(i, j) - exact) <= (L + blocks + 2) * 0x1p-24 * size)) FAIL_CHECK(i << "," << j);
+        }
+}
+} // namespace
+
+TEST_CASE("blocks of any length along k, longer than the service's own blocks and not dividing them") {
+    check_block_length<1>();
+    check_block_length<3>();
+    check_block_length<16>();
+    check_block_length<48>();
+    check_block_length<96>();
+    check_block_length<136>();
+    check_block_length<256>();
+    check_block_length<640>();
+    check_block_length<1000>();
+}
+
+TEST_CASE("codes and scales that are only read may be const") {
+    guarded_matrix<float> x(3, 130, 0, floats(data_kind::normal, 390, 1)), y(3, 130), z(3, 130), c(3, 3), d(3, 3);
+    quantised<keel::fp32_scale, 1, 128> q(x);
+    keel::block_scaled<keel::e4m3 const, keel::fp32_scale, 1, 128> const read_only = q.view();
+    keel::dequantize(keel::cpu{}, q.view(), y.view()).or_throw();
+    keel::dequantize(keel::cpu{}, read_only, z.view()).or_throw();
+    CHECK(y.contents() == z.contents());
+    scratch ws(keel::scaled_matmul_workspace(keel::cpu{}, 3, 3, 130));
+    keel::scaled_matmul(keel::cpu{}, q.view(), transposed(q.view()), c.view(), {}, ws.get()).or_throw();
+    keel::scaled_matmul(keel::cpu{}, read_only, transposed(read_only), d.view(), {}, ws.get()).or_throw();
+    CHECK(c.contents() == d.contents());
+}
+
 TEST_CASE("scaled_matmul refuses what does not fit") {
     guarded_matrix<float> x(4, 130), w(5, 131), c(4, 5, 0, std::vector<float>(20, 3.0f));
     quantised<keel::e8m0_scale, 1, 128> a(x);

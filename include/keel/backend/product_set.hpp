@@ -85,13 +85,14 @@ template <class A, class B> inline constexpr bool takes_pairs = std::is_same_v<A
 /// Scales of block-scaled operands for a promoted product. Block b is k in [b * length, (b + 1) * length) of the product;
 /// scale_a(item, row, b) and scale_b(item, column, b) give floats, called with rows and columns counted inside the product.
 template <class ScaleA, class ScaleB> struct promotion {
-    int64_t length; ///< 2, 4, 8, ... 128
+    int64_t length; ///< 1 or more
     ScaleA scale_a;
     ScaleB scale_b;
 };
 
 /// The matrix service: specialised beside each backend that offers it, with
 ///     workspace(be, m, n, k, count)          bytes of scratch, for any formats, strides and offsets
+///     promoted_workspace(be, m, n, k, length)  of one promoted product
 ///     run<A, B, C>(be, set, ws)              arguments are valid and ws is large enough
 ///     run_promoted<A, B, C>(be, set, promotion, ws)
 template <class B> struct matmul_service { static constexpr bool offered = false; };

@@ -86,6 +86,9 @@ struct scalar_matmul_service {
     template <class Backend> KEEL_FN static int64_t workspace(Backend const&, int64_t, int64_t, int64_t, int64_t) {
         return 0;
     }
+    template <class Backend> KEEL_FN static int64_t promoted_workspace(Backend const&, int64_t, int64_t, int64_t, int64_t) {
+        return 0;
+    }
     template <class A, class B, class C, class Backend>
     static void run(Backend const&, product_set const& set, keel::workspace) {
         run_chains<A, B, C>(set, plain_chain{});

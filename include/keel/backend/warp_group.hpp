@@ -16,6 +16,7 @@ template <class Warp> struct warp_group {
     static constexpr int span = threads * slots_per_thread;                     ///< elements a whole step
     static constexpr int team = reduction_lanes / slots_per_thread;             ///< threads that own a segment
     static constexpr int segments_at_once = threads / team;
+    static_assert(threads >= team && (threads & (threads - 1)) == 0, "a warp is a power of two, and 16 threads or more own a row");
 
     using lane_value = typename Warp::value;
     using lane_words = typename Warp::words;
@@ -124,10 +125,20 @@ template <class Warp> struct warp_group {
         return Warp::any(some);
     }
     KEEL_FN bool any(mask_of<lane_value> const& m) const { return Warp::any(m); }
+    KEEL_FN bool any(bool m) const
+        requires(!std::is_same_v<mask_of<lane_value>, bool>)
+    {
+        return m;
+    }
     KEEL_FN uint32_t max_bits(words const& u) const {
         lane_words m = u.s[0];
         for (int k = 1; k < slots_per_thread; ++k) m = umax(m, u.s[k]);
         return max_bits(m);
+    }
+    KEEL_FN uint32_t max_bits(uint32_t u) const
+        requires(!std::is_same_v<lane_words, uint32_t>)
+    {
+        return u;
     }
     KEEL_FN uint32_t max_bits(lane_words m) const {
         for (int half = threads / 2; half > 0; half /= 2) m = umax(m, Warp::shuffle_xor(m, half));
@@ -164,10 +175,30 @@ template <class Warp> struct warp_group {
 
     // --- blocks ------------------------------------------------------------------------------------------------------
 
-    template <int B> using block_lane_words = lane_words;
+    /// A step of the warp holds span / B blocks, each owned by a team of B / 8 threads, where that comes out even; else the whole
+    /// warp walks one block at a time.
+    template <int B> static constexpr bool has_teams = B >= slots_per_thread && B <= span && (B & (B - 1)) == 0;
+    template <int B> using block_lane_words = std::conditional_t<has_teams<B>, lane_words, uint32_t>;
 
-    /// A step of the warp holds span / B blocks; a team of B / 8 threads owns each.
-    template <int B> struct block {
+    struct warp_block {
+        using lane = float;
+        using lane_words = uint32_t;
+        warp_group const& g;
+        int64_t i, end, index;
+
+        template <class Body> KEEL_FN void each(Body body) const {
+            for (int64_t k = i; k < end; k += span) body(at_step{k, end, false});
+        }
+        KEEL_FN uint32_t max_bits(words const& u) const { return g.max_bits(u); }
+        template <auto... Policy, class T> KEEL_FN void put(T* p, float v) const {
+            if (g.leader()) store_element<Policy...>(p + index, v);
+        }
+        template <class T> KEEL_FN float get(T const* p) const { return load_element(p + index); }
+        KEEL_FN bool valid() const { return true; }
+        KEEL_FN static value spread(float v) { return value(v); }
+    };
+
+    template <int B> struct team_block {
         static constexpr int block_team = B / slots_per_thread;
         using lane = lane_value;
         using lane_words = warp_group::lane_words;
@@ -206,8 +237,11 @@ template <class Warp> struct warp_group {
         }
     };
     template <int B, class Body> KEEL_FN void blocks(int64_t n, Body body) const {
-        static_assert(B % slots_per_thread == 0 && B <= span);
-        for (int64_t i = 0; i < n; i += span) body(block<B>{at_step{i, n, false}});
+        if constexpr (has_teams<B>) {
+            for (int64_t i = 0; i < n; i += span) body(team_block<B>{at_step{i, n, false}});
+        } else {
+            for (int64_t i = 0; i < n; i += B) body(warp_block{*this, i, n - i < B ? n : i + B, i / B});
+        }
     }
 
   private:

@@ -21,8 +21,8 @@ struct validation {
     KEEL_HOST validation& fail(status_code code, char const* argument, char const* wanted) {
         return fail(code, argument, "", 0, 0, wanted);
     }
-    KEEL_HOST validation& fail(status_code code, char const* argument, char const* property, int64_t got, int64_t wanted,
-                             char const* text = "") {
+    KEEL_HOST validation& fail(status_code code, char const* argument, char const* property, int64_t got,
+                               int64_t wanted, char const* text = "") {
         if (ok()) result = {code, result.function, argument, property, text, got, wanted};
         return *this;
     }
@@ -30,15 +30,16 @@ struct validation {
     KEEL_HOST validation& require(bool condition, status_code code, char const* argument, char const* wanted) {
         return condition ? *this : fail(code, argument, wanted);
     }
-    KEEL_HOST validation& require(bool condition, status_code code, char const* argument, char const* property, int64_t got,
-                                char const* wanted) {
+    KEEL_HOST validation& require(bool condition, status_code code, char const* argument, char const* property,
+                                  int64_t got, char const* wanted) {
         return condition ? *this : fail(code, argument, property, got, 0, wanted);
     }
 
     /// No negative extent, and data where there are elements.
     template <class T, int Rank> KEEL_HOST validation& present(char const* argument, view<T, Rank> const& v) {
         for (int d = 0; d < Rank; ++d)
-            if (v.extent[d] < 0) return fail(status_code::bad_shape, argument, dimension(Rank, d), v.extent[d], 0, "0 or more");
+            if (v.extent[d] < 0)
+                return fail(status_code::bad_shape, argument, dimension(Rank, d), v.extent[d], 0, "0 or more");
         if (!v.empty() && v.absent()) return fail(status_code::bad_pointer, argument, "data, not null");
         return *this;
     }
@@ -52,7 +53,8 @@ struct validation {
     template <class T> KEEL_HOST validation& shape(char const* argument, view<T, 1> const& v, int64_t n) {
         return extent(argument, v, 0, n);
     }
-    template <class T> KEEL_HOST validation& shape(char const* argument, view<T, 2> const& v, int64_t row_count, int64_t column_count) {
+    template <class T>
+    KEEL_HOST validation& shape(char const* argument, view<T, 2> const& v, int64_t row_count, int64_t column_count) {
         return extent(argument, v, 0, row_count).extent(argument, v, 1, column_count);
     }
     template <class T>
@@ -75,14 +77,15 @@ struct validation {
             for (int e = 0; e < Rank; ++e)
                 if (e != d && v.extent[e] > 1 && size_of(v.stride[e]) <= size_of(v.stride[d]))
                     reach += (v.extent[e] - 1) * size_of(v.stride[e]);
-            if (size_of(v.stride[d]) <= reach) return fail(status_code::bad_stride, argument, "elements that do not overlap");
+            if (size_of(v.stride[d]) <= reach)
+                return fail(status_code::bad_stride, argument, "elements that do not overlap");
         }
         return *this;
     }
-    /// The two views share no memory.
-    template <class A, int RankA, class B, int RankB>
-    KEEL_HOST validation& disjoint(char const* argument, view<A, RankA> const& a, view<B, RankB> const& b) {
-        if (overlapping(a, b)) fail(status_code::overlap, argument, "memory of its own");
+    /// The view shares no memory with any of the others.
+    template <class A, int Rank, class... Views>
+    KEEL_HOST validation& disjoint(char const* argument, view<A, Rank> const& a, Views const&... others) {
+        if ((overlapping(a, others) || ...)) fail(status_code::overlap, argument, "memory of its own");
         return *this;
     }
     /// The two views share no memory, or are the very same elements of the same format (an elementwise call in place).
@@ -94,12 +97,14 @@ struct validation {
         return same ? *this : disjoint(argument, a, b);
     }
     KEEL_HOST validation& enough(workspace const& ws, int64_t bytes) {
-        if (ws.size < bytes) fail(status_code::small_workspace, "workspace", "bytes", ws.size, bytes);
-        else if (bytes > 0 && ws.data == nullptr) fail(status_code::bad_pointer, "workspace", "data, not null");
+        if (ws.size < bytes)
+            fail(status_code::small_workspace, "workspace", "bytes", ws.size, bytes);
+        else if (bytes > 0 && ws.data == nullptr)
+            fail(status_code::bad_pointer, "workspace", "data, not null");
         return *this;
     }
 
-  private:
+private:
     KEEL_HOST static int64_t size_of(int64_t stride) { return stride < 0 ? -stride : stride; }
 
     KEEL_HOST static char const* dimension(int rank, int d) {
@@ -115,8 +120,10 @@ struct validation {
         auto low = reinterpret_cast<std::uintptr_t>(v.data), high = low + sizeof(T);
         for (int d = 0; d < Rank; ++d) {
             int64_t const bytes = (v.extent[d] - 1) * v.stride[d] * static_cast<int64_t>(sizeof(T));
-            if (bytes < 0) low -= static_cast<std::uintptr_t>(-bytes);
-            else high += static_cast<std::uintptr_t>(bytes);
+            if (bytes < 0)
+                low -= static_cast<std::uintptr_t>(-bytes);
+            else
+                high += static_cast<std::uintptr_t>(bytes);
         }
         return {low, high};
     }
@@ -137,7 +144,8 @@ struct validation {
                 if (a.stride[d] < 0) return false;
             for (int d = 1; d < RankB; ++d)
                 if (b.stride[d] < 0) return false;
-            auto const distance = static_cast<int64_t>(reinterpret_cast<std::uintptr_t>(b.data) - reinterpret_cast<std::uintptr_t>(a.data));
+            auto const distance = static_cast<int64_t>(reinterpret_cast<std::uintptr_t>(b.data) -
+                                                       reinterpret_cast<std::uintptr_t>(a.data));
             auto const size = static_cast<int64_t>(sizeof(A));
             if (distance % size != 0) return false;
             int64_t const column = (distance / size % pitch + pitch) % pitch;

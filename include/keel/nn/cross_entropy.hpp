@@ -8,9 +8,9 @@
 namespace keel {
 
 struct cross_entropy_options {
-    float z_loss = 0.0f;      ///< coefficient of lse^2, which keeps the logits' scale from drifting (PaLM: 1e-4)
-    int32_t ignored = -1;     ///< rows with this target have loss 0 and gradient 0
-    float scale = 1.0f;       ///< of the gradient, e.g. 1 / number of counted rows; the loss is not scaled
+    float z_loss = 0.0f;  ///< coefficient of lse^2, which keeps the logits' scale from drifting (PaLM: 1e-4)
+    int32_t ignored = -1; ///< rows with this target have loss 0 and gradient 0
+    float scale = 1.0f;   ///< of the gradient, e.g. 1 / number of counted rows; the loss is not scaled
 };
 
 struct cross_entropy_saved {
@@ -30,7 +30,8 @@ KEEL_FN int64_t first_bad_target(view<int32_t const, 1> targets, int64_t column_
 
 /// The loss of each row of logits against its target.
 ///
-/// Formula        lse = max + log(sum(exp(x - max))), the sum in THE reduction order, fp32; loss = lse - x[target] + z_loss * lse^2.
+/// Formula        rest = log(sum(exp(x - max))), the sum in THE reduction order, fp32; loss = rest + (max - x[target]) + z_loss * lse^2,
+///                so a small loss beside large logits keeps its digits; lse = max + rest.
 /// Shapes         logits [rows, columns], targets [rows] (0 <= target < columns, or options.ignored), loss [rows] or absent,
 ///                saved.lse [rows]. loss is in nats; divide by ln 2 for bits.
 /// Formats        logits float, bf16 or f16; loss and lse fp32.
@@ -39,45 +40,57 @@ KEEL_FN int64_t first_bad_target(view<int32_t const, 1> targets, int64_t column_
 ///                are masked classes; a row of nothing but -Inf has lse = -Inf.
 /// Aliasing       outputs have memory of their own. No workspace.
 /// Cost           reads the logits twice (the second time from cache).
-template <row_backend B, class X, class T>
-status cross_entropy(B const& be, view<X, 2> logits, view<T, 1> targets, view<float, 1> loss, cross_entropy_saved saved,
-                     cross_entropy_options options = {}) {
+template <row_backend B, class X, class T> status cross_entropy(B const& be, view<X, 2> logits, view<T, 1> targets,
+                                                                view<float, 1> loss, cross_entropy_saved saved,
+                                                                cross_entropy_options options = {}) {
     int64_t const row_count = logits.extent[0], column_count = logits.extent[1];
     validation check("cross_entropy");
     check.present("logits", logits).unit_stride("logits", logits);
     check.shape("targets", targets, row_count);
-    if (!loss.absent()) check.shape("loss", loss, row_count).distinct("loss", loss).disjoint("loss", loss, logits);
-    check.shape("saved.lse", saved.lse, row_count).distinct("saved.lse", saved.lse).disjoint("saved.lse", saved.lse, logits);
-    check.disjoint("saved.lse", saved.lse, loss);
-    check.require(row_count == 0 || column_count > 0, status_code::bad_shape, "logits", "columns", column_count, "1 or more");
+    if (!loss.absent())
+        check.shape("loss", loss, row_count).distinct("loss", loss).disjoint("loss", loss, logits, targets);
+    check.shape("saved.lse", saved.lse, row_count).distinct("saved.lse", saved.lse);
+    check.disjoint("saved.lse", saved.lse, logits, targets, loss);
+    check.require(row_count == 0 || column_count > 0, status_code::bad_shape, "logits", "columns", column_count,
+                  "1 or more");
     if (!check.ok()) return check.result;
     if constexpr (backend_traits<B>::space == memory_space::host)
         if (int64_t const bad = first_bad_target(targets, column_count, options.ignored); bad >= 0)
-            return check.fail(status_code::bad_option, "targets", "value", targets(bad), 0, "an index below the number of columns").result;
-    be.for_rows(row_count, column_count,
-                cross_entropy_row<std::remove_const_t<X>>{logits, targets, loss, saved.lse, options.ignored, options.z_loss});
+            return check
+                .fail(status_code::bad_option, "targets", "value", targets(bad), 0,
+                      "an index below the number of columns")
+                .result;
+    be.for_rows(
+        row_count, column_count,
+        cross_entropy_row<std::remove_const_t<X>>{logits, targets, loss, saved.lse, options.ignored, options.z_loss});
     return check.result;
 }
 
 /// The gradient of options.scale * sum(loss).
 ///
-/// Formula        p = exp(x - lse); dlogits = scale * (1 + 2 z_loss lse) * p, less scale at the target; fp32, one rounding.
+/// Formula        p = exp(x - lse), whose relative error is that of the stored lse, 2^-24 |lse|; dlogits = scale * (1 + 2 z_loss lse) * p, less scale at the target; fp32, one rounding.
 /// Aliasing       dlogits may be logits itself.
 template <row_backend B, class X, class T, class DX>
-status cross_entropy_backward(B const& be, view<X, 2> logits, view<T, 1> targets, cross_entropy_saved saved, view<DX, 2> dlogits,
-                              cross_entropy_options options = {}) {
+status cross_entropy_backward(B const& be, view<X, 2> logits, view<T, 1> targets, cross_entropy_saved saved,
+                              view<DX, 2> dlogits, cross_entropy_options options = {}) {
     int64_t const row_count = logits.extent[0], column_count = logits.extent[1];
     validation check("cross_entropy_backward");
     check.present("logits", logits).unit_stride("logits", logits);
     check.shape("targets", targets, row_count).shape("saved.lse", saved.lse, row_count);
-    check.shape("dlogits", dlogits, row_count, column_count).unit_stride("dlogits", dlogits).distinct("dlogits", dlogits);
+    check.shape("dlogits", dlogits, row_count, column_count)
+        .unit_stride("dlogits", dlogits)
+        .distinct("dlogits", dlogits);
     check.disjoint_or_same("dlogits", dlogits, logits).disjoint("dlogits", dlogits, saved.lse);
     if (!check.ok() || logits.empty()) return check.result;
     if constexpr (backend_traits<B>::space == memory_space::host)
         if (int64_t const bad = first_bad_target(targets, column_count, options.ignored); bad >= 0)
-            return check.fail(status_code::bad_option, "targets", "value", targets(bad), 0, "an index below the number of columns").result;
-    be.for_rows(row_count, column_count, cross_entropy_backward_row<std::remove_const_t<X>, DX>{
-                                             logits, targets, saved.lse, dlogits, options.ignored, options.z_loss, options.scale});
+            return check
+                .fail(status_code::bad_option, "targets", "value", targets(bad), 0,
+                      "an index below the number of columns")
+                .result;
+    be.for_rows(row_count, column_count,
+                cross_entropy_backward_row<std::remove_const_t<X>, DX>{logits, targets, saved.lse, dlogits,
+                                                                       options.ignored, options.z_loss, options.scale});
     return check.result;
 }
 

@@ -15,16 +15,19 @@ template <class G, class X> KEEL_FN float row_max(G const& g, X const* x, int64_
     return from_ordered_word(g.max_bits(top));
 }
 
-/// log(sum(exp(x))) of a row, shifted by its largest value so that nothing overflows.
-template <class G, class X> KEEL_FN float row_log_sum_exp(G const& g, X const* x, int64_t n) {
+/// log(sum(exp(x))) of a row as largest + rest, so that nothing overflows and a small rest beside a large maximum is not lost.
+struct log_sum_exp {
+    float largest, rest;
+    KEEL_FN float value() const { return add(largest, rest); }
+};
+template <class G, class X> KEEL_FN log_sum_exp row_log_sum_exp(G const& g, X const* x, int64_t n) {
     using F = typename G::value;
     float const top = row_max(g, x, n);
-    if ((bits(top) & magnitude_mask) >= infinity_bits) return top;
-    float const sum = g.sum(n, [&](F const& acc, auto at) { return acc + g.inside(at, exp(g.load(x, at) - F(top))); });
-    return add(top, log(sum));
+    if ((bits(top) & magnitude_mask) >= infinity_bits) return {top, 0.0f};
+    return {top, log(g.sum(n, [&](F const& acc, auto at) { return acc + g.inside(at, exp(g.load(x, at) - F(top))); }))};
 }
 
-/// loss = lse - x[target] + z * lse^2.
+/// loss = rest + (largest - x[target]) + z * lse^2, with lse = largest + rest.
 template <class X> struct cross_entropy_row {
     view<X const, 2> logits;
     view<int32_t const, 1> targets;
@@ -34,13 +37,16 @@ template <class X> struct cross_entropy_row {
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
         int32_t const target = targets(row);
-        float const total = row_log_sum_exp(g, logits.at(row), logits.extent[1]);
+        log_sum_exp const sum = row_log_sum_exp(g, logits.at(row), logits.extent[1]);
         if (!g.leader()) return;
-        lse(row) = total;
+        lse(row) = sum.value();
         if (loss.absent()) return;
-        float const chosen = target == ignored ? total : load_element(logits.at(row, target));
-        float const penalty = target == ignored ? 0.0f : mul(z_loss, mul(total, total));
-        loss(row) = target == ignored ? 0.0f : canonical(add(total - chosen, penalty));
+        if (target == ignored) {
+            loss(row) = 0.0f;
+            return;
+        }
+        float const likelihood = add(sum.rest, sum.largest - load_element(logits.at(row, target)));
+        loss(row) = canonical(add(likelihood, mul(z_loss, mul(sum.value(), sum.value()))));
     }
 };
 
@@ -58,7 +64,8 @@ template <class X, class DX> struct cross_entropy_backward_row {
         using U = typename G::words;
         int32_t const target = targets(row);
         bool const skip = target == ignored;
-        F const total(lse(row)), weight(skip ? 0.0f : mul(scale, fma(2.0f * z_loss, lse(row), 1.0f))), minus_scale(-scale);
+        F const total(lse(row)), weight(skip ? 0.0f : mul(scale, fma(2.0f * z_loss, lse(row), 1.0f))),
+            minus_scale(-scale);
         U const chosen(static_cast<uint32_t>(target));
         g.each(logits.extent[1], [&](auto at) {
             F const p = exp(g.load(logits.at(row), at) - total);

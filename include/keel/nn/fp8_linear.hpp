@@ -16,20 +16,23 @@ namespace keel {
 
 /// Sizes and scratch of one FP8 linear layer; printable, a function of the shape alone.
 template <class Scale = fp32_scale, class Code = e4m3> struct fp8_linear_plan {
-    using activation_blocks = row_blocks<Code, Scale>;    ///< x and dy, along their columns
-    using token_blocks = column_blocks<Code, Scale>;      ///< x and dy, along the tokens
-    using weight_blocks = tile_blocks<Code, Scale>;       ///< W
+    using activation_blocks = row_blocks<Code, Scale>; ///< x and dy, along their columns
+    using token_blocks = column_blocks<Code, Scale>;   ///< x and dy, along the tokens
+    using weight_blocks = tile_blocks<Code, Scale>;    ///< W
     using storage = typename Scale::storage;
 
     int64_t tokens = 0, inputs = 0, outputs = 0;
 
     /// Elements of the codes and of the scales that the caller keeps for the weights, and from forward to backward for x.
-    KEEL_FN int64_t weight_scales() const { return weight_blocks::scale_rows(outputs) * weight_blocks::scale_columns(inputs); }
+    KEEL_FN int64_t weight_scales() const {
+        return weight_blocks::scale_rows(outputs) * weight_blocks::scale_columns(inputs);
+    }
     KEEL_FN int64_t saved_scales() const { return token_blocks::scale_rows(tokens) * inputs; }
 
     /// Views over the caller's memory.
     KEEL_FN weight_blocks weight(Code* codes, storage* scales) const {
-        return {rows(codes, outputs, inputs), rows(scales, weight_blocks::scale_rows(outputs), weight_blocks::scale_columns(inputs))};
+        return {rows(codes, outputs, inputs),
+                rows(scales, weight_blocks::scale_rows(outputs), weight_blocks::scale_columns(inputs))};
     }
     KEEL_FN token_blocks saved(Code* codes, storage* scales) const {
         return {rows(codes, tokens, inputs), rows(scales, token_blocks::scale_rows(tokens), inputs)};
@@ -52,6 +55,14 @@ template <class Q> KEEL_FN int64_t block_bytes(int64_t row_count, int64_t column
            workspace_bytes<typename Q::scale_storage>(Q::scale_rows(row_count) * Q::scale_columns(column_count));
 }
 
+template <class Code, class Scale, int Rows, int Columns>
+KEEL_HOST void check_operand_blocks(validation& check, char const* codes, char const* scales,
+                                    block_scaled<Code, Scale, Rows, Columns> const& q, int64_t row_count,
+                                    int64_t column_count) {
+    check.shape(codes, q.codes, row_count, column_count);
+    check.shape(scales, q.scales, q.scale_rows(row_count), q.scale_columns(column_count));
+}
+
 /// Bytes for fp8_linear and fp8_linear_backward.
 template <matmul_backend B, class Scale, class Code>
 int64_t fp8_linear_workspace(B const& be, fp8_linear_plan<Scale, Code> const& plan) {
@@ -59,8 +70,8 @@ int64_t fp8_linear_workspace(B const& be, fp8_linear_plan<Scale, Code> const& pl
     int64_t const t = plan.tokens, i = plan.inputs, o = plan.outputs;
     int64_t const forward = block_bytes<typename p::activation_blocks>(t, i) + scaled_matmul_workspace(be, t, o, i);
     int64_t const to_x = scaled_matmul_workspace(be, t, i, o), to_w = scaled_matmul_workspace(be, o, i, t);
-    int64_t const backward = block_bytes<typename p::activation_blocks>(t, o) + block_bytes<typename p::token_blocks>(t, o) +
-                             (to_x < to_w ? to_w : to_x);
+    int64_t const backward = block_bytes<typename p::activation_blocks>(t, o) +
+                             block_bytes<typename p::token_blocks>(t, o) + (to_x < to_w ? to_w : to_x);
     return workspace_total(forward < backward ? backward : forward);
 }
 
@@ -71,22 +82,31 @@ int64_t fp8_linear_workspace(B const& be, fp8_linear_plan<Scale, Code> const& pl
 /// Shapes         x [tokens, inputs], w: plan.weight's codes of [outputs, inputs], y [tokens, outputs], saved: plan.saved or absent.
 /// Formats        x float, bf16 or f16; y float or bf16, one rounding.
 /// Status         bad_shape, bad_stride, overlap, small_workspace.
-/// Non-finite     a NaN or Inf element becomes a NaN code, so it stays visible: its row of y is NaN.
+/// Non-finite     a NaN or Inf element stays one in its code (in e4m3 both are NaN), so it stays visible: its row of y is NaN or Inf.
 /// Report         optional, of the quantisations. Workspace: fp8_linear_workspace(be, plan).
 /// Source         DeepSeek-V3 (2412.19437), section 3.3.
 template <matmul_backend B, class Scale, class Code, class X, class Y>
 status fp8_linear(B const& be, fp8_linear_plan<Scale, Code> const& plan, view<X, 2> x,
                   std::type_identity_t<typename fp8_linear_plan<Scale, Code>::weight_blocks> w, view<Y, 2> y,
-                  std::type_identity_t<typename fp8_linear_plan<Scale, Code>::token_blocks> saved = {}, report* report = nullptr,
-                  workspace ws = {}) {
+                  std::type_identity_t<typename fp8_linear_plan<Scale, Code>::token_blocks> saved = {},
+                  report* report = nullptr, workspace ws = {}) {
     validation check("fp8_linear");
-    check.shape("x", x, plan.tokens, plan.inputs).shape("y", y, plan.tokens, plan.outputs);
-    check.shape("w.codes", w.codes, plan.outputs, plan.inputs);
+    check.shape("x", x, plan.tokens, plan.inputs).unit_stride("x", x);
+    check.shape("y", y, plan.tokens, plan.outputs).distinct("y", y).disjoint("y", y, x);
+    check_operand_blocks(check, "w.codes", "w.scales", w, plan.outputs, plan.inputs);
+    check.disjoint("y", y, w.codes).disjoint("y", y, w.scales);
+    if (!saved.codes.absent()) {
+        check_new_blocks(check, "saved.codes", "saved.scales", x, saved);
+        check.disjoint("saved.codes", saved.codes, y).disjoint("saved.scales", saved.scales, y);
+        check.disjoint("saved.codes", saved.codes, w.codes).disjoint("saved.scales", saved.scales, w.scales);
+    }
     check.enough(ws, fp8_linear_workspace(be, plan));
     if (!check.ok() || y.empty()) return check.result;
-    auto const along_inputs = take_blocks<typename fp8_linear_plan<Scale, Code>::activation_blocks>(ws, plan.tokens, plan.inputs);
-    status const quantised = saved.codes.absent() ? quantize<overflow::saturate_finite>(be, x, along_inputs, {}, report)
-                                                  : quantize_pair<overflow::saturate_finite>(be, x, along_inputs, saved, {}, report);
+    auto const along_inputs =
+        take_blocks<typename fp8_linear_plan<Scale, Code>::activation_blocks>(ws, plan.tokens, plan.inputs);
+    status const quantised = saved.codes.absent()
+                                 ? quantize<overflow::saturate_finite>(be, x, along_inputs, {}, report)
+                                 : quantize_pair<overflow::saturate_finite>(be, x, along_inputs, saved, {}, report);
     if (!quantised.ok()) return quantised;
     return scaled_matmul(be, along_inputs, transposed(w), y, {}, ws);
 }
@@ -97,14 +117,22 @@ template <matmul_backend B, class Scale, class Code, class DY>
 status fp8_linear_backward(B const& be, fp8_linear_plan<Scale, Code> const& plan, view<DY, 2> dy,
                            std::type_identity_t<typename fp8_linear_plan<Scale, Code>::weight_blocks> w,
                            std::type_identity_t<typename fp8_linear_plan<Scale, Code>::token_blocks> saved,
-                           std::type_identity_t<linear_gradients<std::remove_const_t<DY>>> out, linear_backward_options options = {},
-                           report* report = nullptr, workspace ws = {}) {
+                           std::type_identity_t<linear_gradients<std::remove_const_t<DY>>> out,
+                           linear_backward_options options = {}, report* report = nullptr, workspace ws = {}) {
     using p = fp8_linear_plan<Scale, Code>;
     int64_t const t = plan.tokens, o = plan.outputs, i = plan.inputs;
     validation check("fp8_linear_backward");
-    check.shape("dy", dy, t, o).shape("w.codes", w.codes, o, i).shape("saved.codes", saved.codes, t, i);
-    if (!out.dx.absent()) check.shape("out.dx", out.dx, t, i).distinct("out.dx", out.dx).disjoint("out.dx", out.dx, dy);
-    if (!out.dw.absent()) check.shape("out.dw", out.dw, o, i).distinct("out.dw", out.dw).disjoint("out.dw", out.dw, dy);
+    check.shape("dy", dy, t, o).unit_stride("dy", dy);
+    check_operand_blocks(check, "w.codes", "w.scales", w, o, i);
+    check_operand_blocks(check, "saved.codes", "saved.scales", saved, t, i);
+    auto const check_gradient = [&](char const* name, auto const& gradient, int64_t row_count, int64_t column_count) {
+        if (gradient.absent()) return;
+        check.shape(name, gradient, row_count, column_count).distinct(name, gradient).disjoint(name, gradient, dy);
+        check.disjoint(name, gradient, w.codes).disjoint(name, gradient, w.scales);
+        check.disjoint(name, gradient, saved.codes).disjoint(name, gradient, saved.scales);
+    };
+    check_gradient("out.dx", out.dx, t, i);
+    check_gradient("out.dw", out.dw, o, i);
     check.disjoint("out.dw", out.dw, out.dx).enough(ws, fp8_linear_workspace(be, plan));
     if (!check.ok()) return check.result;
     auto const along_outputs = take_blocks<typename p::activation_blocks>(ws, t, o);
@@ -114,7 +142,8 @@ status fp8_linear_backward(B const& be, fp8_linear_plan<Scale, Code> const& plan
     if (!out.dx.absent())
         if (status const s = scaled_matmul(be, along_outputs, w, out.dx, {}, ws); !s.ok()) return s;
     if (!out.dw.absent())
-        return scaled_matmul(be, transposed(along_tokens), saved, out.dw, {.beta = options.grad == accumulate ? 1.0f : 0.0f}, ws);
+        return scaled_matmul(be, transposed(along_tokens), saved, out.dw,
+                             {.beta = options.grad == accumulate ? 1.0f : 0.0f}, ws);
     return check.result;
 }
 

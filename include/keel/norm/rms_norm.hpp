@@ -22,8 +22,8 @@ struct rms_norm_saved {
 };
 
 template <class DY> struct rms_norm_gradients {
-    view<DY, 2> dx = {};          ///< [rows, columns], in dy's format; overwritten. Absent: not computed
-    view<float, 1> ddelta = {};   ///< [columns]; written or added to, by `grad`. Absent: not computed
+    view<DY, 2> dx = {};        ///< [rows, columns], in dy's format; overwritten. Absent: not computed
+    view<float, 1> ddelta = {}; ///< [columns]; written or added to, by `grad`. Absent: not computed
 };
 
 struct rms_norm_backward_options {
@@ -57,8 +57,9 @@ KEEL_FN int64_t rms_norm_backward_workspace(int64_t row_count, int64_t column_co
 /// Aliasing       y may be x itself (same format, same strides) under gain_then_cast.
 /// Cost           reads x twice (the second time from cache), writes y: sizeof(X) + sizeof(Y) bytes an element. No workspace.
 /// Source         Zhang & Sennrich 2019, eq. 4, with gain 1 + delta as in Gemma and Qwen3-Next.
-template <row_backend B, class X, class D, class Y>
-status rms_norm(B const& be, view<X, 2> x, view<D, 1> delta, view<Y, 2> y, rms_norm_saved saved = {}, rms_norm_options options = {}) {
+template <row_backend B, class X, class D, class Y> status rms_norm(B const& be, view<X, 2> x, view<D, 1> delta,
+                                                                    view<Y, 2> y, rms_norm_saved saved = {},
+                                                                    rms_norm_options options = {}) {
     int64_t const row_count = x.extent[0], column_count = x.extent[1];
     validation check("rms_norm");
     check.present("x", x).unit_stride("x", x);
@@ -67,12 +68,13 @@ status rms_norm(B const& be, view<X, 2> x, view<D, 1> delta, view<Y, 2> y, rms_n
     if (!saved.rrms.absent()) check.shape("saved.rrms", saved.rrms, row_count).distinct("saved.rrms", saved.rrms);
     check.require(options.epsilon >= 0x1p-126f && options.epsilon <= 0x1.fffffep127f, status_code::bad_option,
                   "options.epsilon", "a finite number of at least 2^-126");
-    check.disjoint_or_same("y", y, x).disjoint("y", y, delta).disjoint("saved.rrms", saved.rrms, y);
+    check.disjoint_or_same("y", y, x).disjoint("y", y, delta).disjoint("saved.rrms", saved.rrms, x, delta, y);
     if (options.order == cast_order::cast_then_gain) check.disjoint("y", y, x);
     if (!check.ok()) return check.result;
     if (x.empty()) return check.result;
-    be.for_rows(row_count, column_count, rms_norm_row<std::remove_const_t<X>, std::remove_const_t<D>, Y>{
-                                             x, delta, y, saved.rrms, options.epsilon, options.order});
+    be.for_rows(row_count, column_count,
+                rms_norm_row<std::remove_const_t<X>, std::remove_const_t<D>, Y>{x, delta, y, saved.rrms,
+                                                                                options.epsilon, options.order});
     return check.result;
 }
 
@@ -113,14 +115,17 @@ status add_rms_norm(B const& be, view<X, 2> x, view<R, 2> residual, view<D, 1> d
     if (!saved.rrms.absent()) check.shape("saved.rrms", saved.rrms, row_count).distinct("saved.rrms", saved.rrms);
     check.require(options.epsilon >= 0x1p-126f && options.epsilon <= 0x1.fffffep127f, status_code::bad_option,
                   "options.epsilon", "a finite number of at least 2^-126");
-    check.disjoint("y", y, x).disjoint("y", y, residual).disjoint("y", y, sum).disjoint("y", y, delta);
-    if (options.rounding == residual_rounding::from_sum) check.disjoint("sum", sum, x).disjoint("sum", sum, residual);
-    else check.disjoint_or_same("sum", sum, x).disjoint_or_same("sum", sum, residual);
+    check.disjoint("y", y, x, residual, sum, delta).disjoint("sum", sum, delta);
+    check.disjoint("saved.rrms", saved.rrms, x, residual, delta, sum, y);
+    if (options.rounding == residual_rounding::from_sum)
+        check.disjoint("sum", sum, x).disjoint("sum", sum, residual);
+    else
+        check.disjoint_or_same("sum", sum, x).disjoint_or_same("sum", sum, residual);
     if (!check.ok()) return check.result;
     if (x.empty()) return check.result;
     be.for_rows(row_count, column_count,
-                add_rms_norm_row<std::remove_const_t<X>, std::remove_const_t<D>, Y>{x, residual, delta, sum, y, saved.rrms,
-                                                                                  options.epsilon, options.order, options.rounding});
+                add_rms_norm_row<std::remove_const_t<X>, std::remove_const_t<D>, Y>{
+                    x, residual, delta, sum, y, saved.rrms, options.epsilon, options.order, options.rounding});
     return check.result;
 }
 
@@ -129,7 +134,8 @@ status add_rms_norm(B const& be, view<X, 2> x, view<R, 2> residual, view<D, 1> d
 /// `sum` is what the forward stored; everything else as rms_norm_backward. out.dx may be dsum itself.
 template <row_backend B, class DY, class DS, class X, class D>
 status add_rms_norm_backward(B const& be, view<DY, 2> dy, view<DS, 2> dsum, view<X, 2> sum, view<D, 1> delta,
-                             rms_norm_saved saved, std::type_identity_t<rms_norm_gradients<std::remove_const_t<DY>>> out,
+                             rms_norm_saved saved,
+                             std::type_identity_t<rms_norm_gradients<std::remove_const_t<DY>>> out,
                              rms_norm_backward_options options = {}, workspace ws = {},
                              char const* name = "add_rms_norm_backward") {
     static_assert(std::is_same_v<std::remove_const_t<DY>, std::remove_const_t<DS>>, "dy and dsum share one format");
@@ -143,20 +149,23 @@ status add_rms_norm_backward(B const& be, view<DY, 2> dy, view<DS, 2> dsum, view
     if (!dsum.absent()) check.shape("dsum", dsum, row_count, column_count).unit_stride("dsum", dsum);
     if (!delta.absent()) check.shape("delta", delta, column_count).unit_stride("delta", delta);
     check.shape("saved.rrms", saved.rrms, row_count);
-    if (wants_dx) check.shape("out.dx", out.dx, row_count, column_count).unit_stride("out.dx", out.dx).distinct("out.dx", out.dx);
+    if (wants_dx)
+        check.shape("out.dx", out.dx, row_count, column_count).unit_stride("out.dx", out.dx).distinct("out.dx", out.dx);
     if (wants_ddelta) {
         check.shape("out.ddelta", out.ddelta, column_count).unit_stride("out.ddelta", out.ddelta);
         check.enough(ws, rms_norm_backward_workspace(row_count, column_count)).disjoint("out.dx", out.dx, dy);
     }
-    check.disjoint_or_same("out.dx", out.dx, dy).disjoint_or_same("out.dx", out.dx, dsum).disjoint("out.dx", out.dx, sum);
-    check.disjoint("out.ddelta", out.ddelta, out.dx);
+    check.disjoint_or_same("out.dx", out.dx, dy).disjoint_or_same("out.dx", out.dx, dsum);
+    check.disjoint("out.dx", out.dx, sum, delta, saved.rrms);
+    check.disjoint("out.ddelta", out.ddelta, out.dx, dy, dsum, sum, delta, saved.rrms);
     if (!check.ok()) return check.result;
     if (wants_dx && !sum.empty())
-        be.for_rows(row_count, column_count, rms_norm_backward_row<dy_format, x_format, std::remove_const_t<D>>{
-                                                 dy, sum, delta, dsum, saved.rrms, out.dx});
+        be.for_rows(row_count, column_count,
+                    rms_norm_backward_row<dy_format, x_format, std::remove_const_t<D>>{dy, sum, delta, dsum, saved.rrms,
+                                                                                       out.dx});
     if (wants_ddelta && column_count > 0)
-        column_sum(be, row_count, column_count, rms_norm_gain_term<dy_format, x_format>{dy, sum, saved.rrms}, out.ddelta.data,
-                   options.grad, ws);
+        column_sum(be, row_count, column_count, rms_norm_gain_term<dy_format, x_format>{dy, sum, saved.rrms},
+                   out.ddelta.data, options.grad, ws);
     return check.result;
 }
 

@@ -27,19 +27,27 @@ struct e8m0_scale {
 };
 
 /// x[i, j] = decode(codes[i, j]) * decode(scales[i / Rows, j / Columns]). Both row-major with adjacent columns; the last block of a
-/// row or column may be partial. The scale multiplies on decoding.
+/// row or column may be partial. The scale multiplies on decoding. With a Code const both are read only.
 template <class Code, class Scale, int Rows, int Columns> struct block_scaled {
     using code = Code;
     using scale_kind = Scale;
-    using scale_storage = typename Scale::storage;
+    using scale_storage =
+        std::conditional_t<std::is_const_v<Code>, typename Scale::storage const, typename Scale::storage>;
     static constexpr int block_rows = Rows;
     static constexpr int block_columns = Columns;
 
     view<Code, 2> codes = {};
     view<scale_storage, 2> scales = {};
 
+    /// Inputs convert: codes and scales that are only read.
+    template <class C>
+        requires(std::is_same_v<C, Code const> && !std::is_const_v<Code>)
+    KEEL_FN constexpr operator block_scaled<C, Scale, Rows, Columns>() const { return {codes, scales}; }
+
     KEEL_FN static constexpr int64_t scale_rows(int64_t row_count) { return (row_count + Rows - 1) / Rows; }
-    KEEL_FN static constexpr int64_t scale_columns(int64_t column_count) { return (column_count + Columns - 1) / Columns; }
+    KEEL_FN static constexpr int64_t scale_columns(int64_t column_count) {
+        return (column_count + Columns - 1) / Columns;
+    }
 };
 
 /// The transpose, without moving anything: blocks turn with the matrix.
@@ -48,17 +56,20 @@ KEEL_FN constexpr block_scaled<Code, Scale, Columns, Rows> transposed(block_scal
     return {transposed(q.codes), transposed(q.scales)};
 }
 /// Rows [first, first + count); first is a multiple of Rows.
-template <class Code, class Scale, int Rows, int Columns>
-KEEL_FN constexpr block_scaled<Code, Scale, Rows, Columns> slice(block_scaled<Code, Scale, Rows, Columns> q, int64_t first, int64_t count) {
+template <class Code, class Scale, int Rows, int Columns> KEEL_FN constexpr block_scaled<Code, Scale, Rows, Columns>
+slice(block_scaled<Code, Scale, Rows, Columns> q, int64_t first, int64_t count) {
     KEEL_ASSERT(first % Rows == 0);
     return {slice(q.codes, first, count), slice(q.scales, first / Rows, (count + Rows - 1) / Rows)};
 }
 
 /// The published shapes by name.
-template <class Code = e4m3, class Scale = fp32_scale> using row_blocks = block_scaled<Code, Scale, 1, 128>;    ///< activations, gradients
-template <class Code = e4m3, class Scale = fp32_scale> using column_blocks = block_scaled<Code, Scale, 128, 1>; ///< the same, along the columns
-template <class Code = e4m3, class Scale = fp32_scale> using tile_blocks = block_scaled<Code, Scale, 128, 128>; ///< weights
-template <class Code = e4m3> using mx_blocks = block_scaled<Code, e8m0_scale, 1, 32>;                           ///< OCP MX
+template <class Code = e4m3, class Scale = fp32_scale> using row_blocks =
+    block_scaled<Code, Scale, 1, 128>; ///< activations, gradients
+template <class Code = e4m3, class Scale = fp32_scale> using column_blocks =
+    block_scaled<Code, Scale, 128, 1>; ///< the same, along the columns
+template <class Code = e4m3, class Scale = fp32_scale> using tile_blocks =
+    block_scaled<Code, Scale, 128, 128>;                                              ///< weights
+template <class Code = e4m3> using mx_blocks = block_scaled<Code, e8m0_scale, 1, 32>; ///< OCP MX
 
 /// What a NaN or Inf does to its block. isolate: the scale is taken from the finite elements and only the bad one stays bad.
 /// poison: the scale becomes NaN, and with it the whole block.

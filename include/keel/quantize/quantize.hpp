@@ -17,17 +17,29 @@ namespace keel::inline KEEL_ABI {
 
 template <class X, class Code, class Scale, int Rows, int Columns>
 KEEL_HOST void check_blocks(validation& check, char const* codes, char const* scales, view<X, 2> x,
-                          block_scaled<Code, Scale, Rows, Columns> const& q) {
+                            block_scaled<Code, Scale, Rows, Columns> const& q) {
     using blocks = block_scaled<Code, Scale, Rows, Columns>;
     check.shape(codes, q.codes, x.extent[0], x.extent[1]).unit_stride(codes, q.codes);
-    check.shape(scales, q.scales, blocks::scale_rows(x.extent[0]), blocks::scale_columns(x.extent[1])).unit_stride(scales, q.scales);
+    check.shape(scales, q.scales, blocks::scale_rows(x.extent[0]), blocks::scale_columns(x.extent[1]))
+        .unit_stride(scales, q.scales);
+}
+
+/// Blocks to be written: also of distinct elements, in memory of their own.
+template <class X, class Code, class Scale, int Rows, int Columns>
+KEEL_HOST void check_new_blocks(validation& check, char const* codes, char const* scales, view<X, 2> x,
+                                block_scaled<Code, Scale, Rows, Columns> const& q) {
+    check_blocks(check, codes, scales, x, q);
+    check.distinct(codes, q.codes).distinct(scales, q.scales);
+    check.disjoint(codes, q.codes, x).disjoint(scales, q.scales, x).disjoint(scales, q.scales, q.codes);
 }
 
 template <overflow Overflow, class Rule, class B, class X, class Code, class Scale, int Rows, int Columns>
-void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows, Columns> out, quantize_options options, report* report) {
+void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows, Columns> out, quantize_options options,
+                      report* report) {
     if (report != nullptr) add_shared(report->elements, x.size());
     be.for_rows(out.scale_rows(x.extent[0]), x.extent[1] * Rows,
-                quantize_strip<std::remove_const_t<X>, Code, Scale, Rows, Columns, Overflow, Rule>{x, out, options.policy, report});
+                quantize_strip<std::remove_const_t<X>, Code, Scale, Rows, Columns, Overflow, Rule>{
+                    x, out, options.policy, report});
 }
 
 /// Quantises a matrix to codes with one scale a block: quantize<overflow::saturate>(be, x, out), or by another rule than the default
@@ -54,14 +66,13 @@ void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows,
 /// Gradient       straight-through: the backward of quantise-dequantise is the identity.
 /// Source         DeepSeek-V3 (2412.19437) section 3.3 for the shapes; OCP MX v1.0 for e8m0, with the exponent rounded up instead of down
 ///                (NVIDIA 2506.08027), so that nothing saturates.
-template <overflow Overflow, class Rule = scale_rules::round_up, row_backend B, class X, class Code, class Scale, int Rows, int Columns>
+template <overflow Overflow, class Rule = scale_rules::round_up, row_backend B, class X, class Code, class Scale,
+          int Rows, int Columns>
 status quantize(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows, Columns> out, quantize_options options = {},
                 report* report = nullptr) {
     validation check("quantize");
     check.present("x", x).unit_stride("x", x);
-    check_blocks(check, "out.codes", "out.scales", x, out);
-    check.distinct("out.codes", out.codes).distinct("out.scales", out.scales);
-    check.disjoint("out.codes", out.codes, x).disjoint("out.scales", out.scales, x).disjoint("out.scales", out.scales, out.codes);
+    check_new_blocks(check, "out.codes", "out.scales", x, out);
     if (!check.ok() || x.empty()) return check.result;
     quantize_checked<Overflow, Rule>(be, x, out, options, report);
     return check.result;
@@ -70,17 +81,18 @@ status quantize(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows, Colum
 /// Both quantisations that a linear layer needs of one tensor, each from the high-precision source (never from the other's codes):
 /// along the rows for the products that sum over columns, along the columns for those that sum over rows. As quantize, twice.
 /// The report counts both.
-template <overflow Overflow, class Rule = scale_rules::round_up, row_backend B, class X, class Code, class Scale, int RowsA, int ColumnsA, int RowsB, int ColumnsB>
+template <overflow Overflow, class Rule = scale_rules::round_up, row_backend B, class X, class Code, class Scale,
+          int RowsA, int ColumnsA, int RowsB, int ColumnsB>
 status quantize_pair(B const& be, view<X, 2> x, block_scaled<Code, Scale, RowsA, ColumnsA> along_rows,
-                     block_scaled<Code, Scale, RowsB, ColumnsB> along_columns, quantize_options options = {}, report* report = nullptr) {
+                     block_scaled<Code, Scale, RowsB, ColumnsB> along_columns, quantize_options options = {},
+                     report* report = nullptr) {
     validation check("quantize_pair");
     check.present("x", x).unit_stride("x", x);
-    check_blocks(check, "along_rows.codes", "along_rows.scales", x, along_rows);
-    check_blocks(check, "along_columns.codes", "along_columns.scales", x, along_columns);
-    check.distinct("along_rows.codes", along_rows.codes).distinct("along_columns.codes", along_columns.codes);
-    check.disjoint("along_rows.codes", along_rows.codes, x).disjoint("along_columns.codes", along_columns.codes, x);
+    check_new_blocks(check, "along_rows.codes", "along_rows.scales", x, along_rows);
+    check_new_blocks(check, "along_columns.codes", "along_columns.scales", x, along_columns);
     check.disjoint("along_columns.codes", along_columns.codes, along_rows.codes);
-    check.disjoint("along_rows.scales", along_rows.scales, x).disjoint("along_columns.scales", along_columns.scales, x);
+    check.disjoint("along_columns.codes", along_columns.codes, along_rows.scales);
+    check.disjoint("along_columns.scales", along_columns.scales, along_rows.codes);
     check.disjoint("along_columns.scales", along_columns.scales, along_rows.scales);
     if (!check.ok() || x.empty()) return check.result;
     quantize_checked<Overflow, Rule>(be, x, along_rows, options, report);

@@ -55,7 +55,9 @@ template <class G, class W> struct quantize_tally {
 
     template <class Code, class F> KEEL_FN void add_elements(F const& x, F const& scaled) {
         U const m = magnitude(x), s = magnitude(scaled), one(1u), none(0u);
-        saturated = saturated + select(both(gt(U(infinity_bits), m), gt(s, U(overflow_boundary<Code>))), one, none);
+        auto const past = both(gt(s, U(overflow_boundary<Code>)),
+                               gt(U(infinity_bits + 1), s)); // a poisoned element is NaN, not large
+        saturated = saturated + select(both(gt(U(infinity_bits), m), past), one, none);
         flushed = flushed + select(both(gt(m, none), gt(U(bits(format_traits<Code>::min_subnormal() * 0.5f) + 1u), s)),
                                    one, none);
         non_finite = non_finite + select(gt(m, U(infinity_bits - 1)), one, none);
@@ -80,7 +82,8 @@ template <class G, class W> struct quantize_tally {
 /// One strip: the blocks over rows [strip * Rows, ...). Each block is read twice, the second time from cache: once for its largest
 /// magnitude, once to encode code = encode(x * multiplier). A block without NaN and Inf stays within the codes' range by its own scale, so
 /// the short encoding does.
-template <class X, class Code, class Scale, int Rows, int Columns, overflow Overflow, class Rule> struct quantize_strip {
+template <class X, class Code, class Scale, int Rows, int Columns, overflow Overflow, class Rule>
+struct quantize_strip {
     view<X const, 2> x;
     block_scaled<Code, Scale, Rows, Columns> out;
     non_finite_policy policy;
@@ -119,7 +122,8 @@ private:
             block_scale<F> const s = Rule::template of<X, Code, F>(Scale{}, amax);
             if constexpr (std::is_same_v<Scale, e8m0_scale>)
                 b.template put<overflow::to_nonfinite, rounding::toward_zero>(out.scales.at(strip), s.scale);
-            else b.put(out.scales.at(strip), s.scale);
+            else
+                b.put(out.scales.at(strip), s.scale);
             if constexpr (Counting) tally.add_scale(b, s.scale);
             auto const multiplier = b.spread(s.multiplier);
             for (int64_t row = first; row < last; ++row) {
@@ -141,7 +145,7 @@ private:
 
 /// y = decode(code) * scale, one rounding.
 template <class Code, class Scale, int Rows, int Columns, class Y> struct dequantize_row {
-    block_scaled<Code, Scale, Rows, Columns> in;
+    block_scaled<Code const, Scale, Rows, Columns> in;
     view<Y, 2> y;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {

@@ -14,9 +14,7 @@
 namespace keel::inline KEEL_ABI {
 
 /// The stored scale and the multiplier of the elements, in every lane of the block.
-template <class F> struct block_scale {
-    F scale, multiplier;
-};
+template <class F> struct block_scale { F scale, multiplier; };
 
 namespace detail {
 /// 2^(e - 127) and its reciprocal as floats; e in [0, 254], 2^-127 being a subnormal.
@@ -57,11 +55,11 @@ struct round_up {
         return detail::nan_if<F>(gt(amax, U(infinity_bits - 1)), {div(top, F(code_max)), div(F(code_max), top)});
     }
     template <class X, class Code, class F, class Scale>
-        requires Scale::is_power_of_two
-    KEEL_FN static block_scale<F> of(Scale, bits_of<F> const& amax) {
+    requires Scale::is_power_of_two KEEL_FN static block_scale<F> of(Scale, bits_of<F> const& amax) {
         using U = bits_of<F>;
         constexpr uint32_t top = format_traits<Code>::max_float_bits;
-        constexpr uint32_t lacking = 0x7fffffu - (top & 0x7fffffu), exponent = (top >> 23) - 127, least = detail::least_exponent<Scale>;
+        constexpr uint32_t lacking = 0x7fffffu - (top & 0x7fffffu), exponent = (top >> 23) - 127,
+                           least = detail::least_exponent<Scale>;
         U const e = umax(shr<23>(amax + U(lacking)), U(exponent + least)) - U(exponent);
         return detail::power_of_two_scale_of<F>(e, amax);
     }
@@ -71,10 +69,12 @@ struct round_up {
 struct ocp_floor {
     static constexpr bool bounded = false;
 
-    template <class X, class Code, class F, class Scale> KEEL_FN static block_scale<F> of(Scale, bits_of<F> const& amax) {
+    template <class X, class Code, class F, class Scale>
+    KEEL_FN static block_scale<F> of(Scale, bits_of<F> const& amax) {
         static_assert(Scale::is_power_of_two, "ocp_floor makes powers of two");
         using U = bits_of<F>;
-        constexpr uint32_t exponent = (format_traits<Code>::max_float_bits >> 23) - 127, least = detail::least_exponent<Scale>;
+        constexpr uint32_t exponent = (format_traits<Code>::max_float_bits >> 23) - 127,
+                           least = detail::least_exponent<Scale>;
         return detail::power_of_two_scale_of<F>(umax(shr<23>(amax), U(exponent + least)) - U(exponent), amax);
     }
 };
@@ -84,7 +84,8 @@ struct ocp_floor {
 struct ocp_even {
     static constexpr bool bounded = false;
 
-    template <class X, class Code, class F, class Scale> KEEL_FN static block_scale<F> of(Scale scale, bits_of<F> const& amax) {
+    template <class X, class Code, class F, class Scale>
+    KEEL_FN static block_scale<F> of(Scale scale, bits_of<F> const& amax) {
         using U = bits_of<F>;
         constexpr int cut = 23 - format_traits<Code>::mantissa_bits;
         U const rounded = amax + U((1u << (cut - 1)) - 1) + (shr<cut>(amax) & U(1u));
@@ -98,17 +99,19 @@ struct ocp_even {
 struct nearest {
     static constexpr bool bounded = false;
 
-    template <class X, class Code, class F, class Scale> KEEL_FN static block_scale<F> of(Scale, bits_of<F> const& amax) {
+    template <class X, class Code, class F, class Scale>
+    KEEL_FN static block_scale<F> of(Scale, bits_of<F> const& amax) {
         static_assert(Scale::is_power_of_two, "nearest makes powers of two");
         using U = bits_of<F>;
         // code_max * sqrt(2), rounded up, has the mantissa past which the next power is nearer.
         constexpr uint32_t turn = turning_point((format_traits<Code>::max)());
-        constexpr uint32_t lacking = 0x800000u - (turn & 0x7fffffu), exponent = (turn >> 23) - 127, least = detail::least_exponent<Scale>;
+        constexpr uint32_t lacking = 0x800000u - (turn & 0x7fffffu), exponent = (turn >> 23) - 127,
+                           least = detail::least_exponent<Scale>;
         U const e = umax(shr<23>(amax + U(lacking)), U(exponent + least)) - U(exponent);
         return detail::power_of_two_scale_of<F>(e, amax);
     }
 
-  private:
+private:
     /// The smallest float f with f * f >= 2 * code_max * code_max, as a word.
     static constexpr uint32_t turning_point(float code_max) {
         double const square = 2.0 * static_cast<double>(code_max) * static_cast<double>(code_max);
@@ -116,8 +119,10 @@ struct nearest {
         while (low < high) {
             uint32_t const middle = low + (high - low) / 2;
             double const f = static_cast<double>(__builtin_bit_cast(float, middle));
-            if (f * f >= square) high = middle;
-            else low = middle + 1;
+            if (f * f >= square)
+                high = middle;
+            else
+                low = middle + 1;
         }
         return low;
     }
@@ -128,12 +133,15 @@ struct nearest {
 struct deep_gemm {
     static constexpr bool bounded = true;
 
-    template <class X, class Code, class F, class Scale> KEEL_FN static block_scale<F> of(Scale, bits_of<F> const& amax) {
+    template <class X, class Code, class F, class Scale>
+    KEEL_FN static block_scale<F> of(Scale, bits_of<F> const& amax) {
         using U = bits_of<F>;
         F const scale = div(as_float(umax(amax, U(bits(1e-4f)))), F((format_traits<Code>::max)()));
         auto const bad = gt(amax, U(infinity_bits - 1));
-        if constexpr (Scale::is_power_of_two) return detail::power_of_two_scale_of<F>(shr<23>(bits(scale) + U(0x7fffffu)), amax);
-        else return detail::nan_if<F>(bad, {scale, div(F(1.0f), scale)});
+        if constexpr (Scale::is_power_of_two)
+            return detail::power_of_two_scale_of<F>(shr<23>(bits(scale) + U(0x7fffffu)), amax);
+        else
+            return detail::nan_if<F>(bad, {scale, div(F(1.0f), scale)});
     }
 };
 
@@ -143,7 +151,8 @@ struct deep_gemm {
 struct transformer_engine {
     static constexpr bool bounded = true;
 
-    template <class X, class Code, class F, class Scale> KEEL_FN static block_scale<F> of(Scale scale, bits_of<F> const& amax) {
+    template <class X, class Code, class F, class Scale>
+    KEEL_FN static block_scale<F> of(Scale scale, bits_of<F> const& amax) {
         if constexpr (std::is_same_v<Scale, e8m0_scale>) {
             return round_up::of<X, Code, F>(scale, amax);
         } else {

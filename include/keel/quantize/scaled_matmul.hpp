@@ -11,17 +11,22 @@ namespace keel::inline KEEL_ABI {
 /// The scale of A's element in `row` and block `block` of k.
 template <class Storage, int Rows> struct left_scales {
     view<Storage const, 2> scales;
-    KEEL_FN float operator()(int64_t, int64_t row, int64_t block) const { return load_element(scales.at(row / Rows, block)); }
+    KEEL_FN float operator()(int64_t, int64_t row, int64_t block) const {
+        return load_element(scales.at(row / Rows, block));
+    }
 };
 /// The scale of B's element in `column` and block `block` of k.
 template <class Storage, int Columns> struct right_scales {
     view<Storage const, 2> scales;
-    KEEL_FN float operator()(int64_t, int64_t column, int64_t block) const { return load_element(scales.at(block, column / Columns)); }
+    KEEL_FN float operator()(int64_t, int64_t column, int64_t block) const {
+        return load_element(scales.at(block, column / Columns));
+    }
 };
 
-/// Bytes for scaled_matmul.
-template <matmul_backend B> int64_t scaled_matmul_workspace(B const& be, int64_t m, int64_t n, int64_t k) {
-    return matmul_service<B>::workspace(be, m, n, k, 1);
+/// Bytes for scaled_matmul, with blocks of `block` along k.
+template <matmul_backend B>
+int64_t scaled_matmul_workspace(B const& be, int64_t m, int64_t n, int64_t k, int64_t block = 128) {
+    return matmul_service<B>::promoted_workspace(be, m, n, k, block);
 }
 
 /// C = alpha * A * B + beta * C on codes and scales.
@@ -34,14 +39,18 @@ template <matmul_backend B> int64_t scaled_matmul_workspace(B const& be, int64_t
 ///                dW = dY^T X is (transposed(dy_columns), x_columns).
 /// Formats        codes e4m3 or e5m2, scales of any kind; C float or bf16, rounded once.
 /// Error          |c - exact| <= (L + blocks + 2) * 2^-24 * sum |a b scales| before the rounding to C (each block is a chain of L fma,
-///                then one fma a block), against the exact product of the decoded matrices.
+///                then one fma a block), against the exact product of the decoded matrices, where every scale_a * scale_b is
+///                a normal float. Below 2^-126 that product loses digits; past 2^128 it is Inf, and a zero block times it NaN:
+///                operands whose scales multiply to less or more do not belong into one fp32 product.
 /// Status         bad_shape, overlap, small_workspace.
 /// Non-finite     NaN codes or scales make their elements of C NaN.
-/// Workspace      scaled_matmul_workspace(be, m, n, k).
+/// Workspace      scaled_matmul_workspace(be, m, n, k), with L as last argument where L is not 128.
 /// Source         the promotion that DeepGEMM does on Hopper every 128, here without the tensor core's short sum.
-template <matmul_backend B, class CodeA, class ScaleA, int RowsA, int Block, class CodeB, class ScaleB, int ColumnsB, class C>
-status scaled_matmul(B const& be, block_scaled<CodeA, ScaleA, RowsA, Block> a, block_scaled<CodeB, ScaleB, Block, ColumnsB> b, view<C, 2> c,
-                     matmul_options options = {}, workspace ws = {}) {
+template <matmul_backend B, class CodeA, class ScaleA, int RowsA, int Block, class CodeB, class ScaleB, int ColumnsB,
+          class C>
+status scaled_matmul(B const& be, block_scaled<CodeA, ScaleA, RowsA, Block> a,
+                     block_scaled<CodeB, ScaleB, Block, ColumnsB> b, view<C, 2> c, matmul_options options = {},
+                     workspace ws = {}) {
     int64_t const m = c.extent[0], n = c.extent[1], k = a.codes.extent[1];
     validation check("scaled_matmul");
     check.present("c", c).distinct("c", c);
@@ -49,7 +58,7 @@ status scaled_matmul(B const& be, block_scaled<CodeA, ScaleA, RowsA, Block> a, b
     check.shape("b.codes", b.codes, k, n).shape("b.scales", b.scales, b.scale_rows(k), b.scale_columns(n));
     check.disjoint("c", c, a.codes).disjoint("c", c, b.codes).disjoint("c", c, a.scales).disjoint("c", c, b.scales);
     check.require(options.form == product_form::full, status_code::bad_option, "options.form", "product_form::full");
-    check.enough(ws, scaled_matmul_workspace(be, m, n, k));
+    check.enough(ws, scaled_matmul_workspace(be, m, n, k, Block));
     if (!check.ok() || c.empty()) return check.result;
     product_set set;
     set.a = layout_of(a.codes), set.b = layout_of(b.codes), set.c = layout_of(c);
@@ -57,7 +66,8 @@ status scaled_matmul(B const& be, block_scaled<CodeA, ScaleA, RowsA, Block> a, b
     using left = left_scales<typename ScaleA::storage, RowsA>;
     using right = right_scales<typename ScaleB::storage, ColumnsB>;
     promotion<left, right> const promote{Block, left{a.scales}, right{b.scales}};
-    matmul_service<B>::template run_promoted<std::remove_const_t<CodeA>, std::remove_const_t<CodeB>, C>(be, set, promote, ws);
+    matmul_service<B>::template run_promoted<std::remove_const_t<CodeA>, std::remove_const_t<CodeB>, C>(be, set,
+                                                                                                        promote, ws);
     return check.result;
 }
 

@@ -230,6 +230,11 @@ struct cpu_matmul_service {
     KEEL_FN static int64_t workspace(cpu<Arch, E> const&, int64_t m, int64_t n, int64_t k, int64_t count) {
         return matmul_plan_bytes(plan_matmul<Arch>(m, n, k, count), m, n, k);
     }
+    /// Of one promoted product with scale blocks of `length` along k.
+    template <class Arch, class E>
+    KEEL_FN static int64_t promoted_workspace(cpu<Arch, E> const&, int64_t m, int64_t n, int64_t k, int64_t length) {
+        return matmul_plan_bytes(for_scale_blocks(plan_matmul<Arch>(m, n, k), length), m, n, k);
+    }
     template <class A, class B, class C, class Arch, class E>
     static void run(cpu<Arch, E> const& be, product_set const& set, keel::workspace ws) {
         run_planned<A, B, C>(be, set, plan_matmul<Arch>(set.m, set.n, set.k, set.count), no_promotion{}, ws);
@@ -237,7 +242,7 @@ struct cpu_matmul_service {
     template <class A, class B, class C, class Arch, class E, class ScaleA, class ScaleB>
     static void run_promoted(cpu<Arch, E> const& be, product_set const& set, promotion<ScaleA, ScaleB> const& scales,
                              keel::workspace ws) {
-        matmul_plan const plan = plan_matmul<Arch>(set.m, set.n, set.k, set.count);
+        matmul_plan const plan = for_scale_blocks(plan_matmul<Arch>(set.m, set.n, set.k, set.count), scales.length);
         run_planned<A, B, C>(be, set, plan, scaled_promotion<ScaleA, ScaleB>{scales}, ws);
     }
     /// With a plan of the caller's. A C with adjacent rows is computed as C^T, whose columns are adjacent.

@@ -85,6 +85,12 @@ template <class Arch> KEEL_FN matmul_plan plan_matmul(int64_t m, int64_t n, int6
     return plan;
 }
 
+/// The plan with depth-blocks that hold whole scale blocks of `length` (none is changed where length divides 128).
+KEEL_FN matmul_plan for_scale_blocks(matmul_plan plan, int64_t length) {
+    plan.depth = length > plan.depth ? length : plan.depth / length * length;
+    return plan;
+}
+
 /// Bytes of scratch that a plan needs for products of at most [m, k] by [k, n].
 KEEL_FN int64_t matmul_plan_bytes(matmul_plan const& plan, int64_t m, int64_t n, int64_t k) {
     // The product may be computed as its transpose.

@@ -172,7 +172,7 @@ template <class Arch> struct cpu_row_group {
         int64_t index; ///< number of the block in the row
 
         template <class Body> KEEL_FN void each(Body body) const {
-            if (count == B) {
+            if (B % width == 0 && count == B) {
                 for (int k = 0; k < B / width; ++k) body(at_full{i + k * width});
                 return;
             }
@@ -189,7 +189,6 @@ template <class Arch> struct cpu_row_group {
     };
 
     template <int B, class Body> KEEL_FN void blocks(int64_t n, Body body) const {
-        static_assert(B % width == 0, "blocks are whole packs");
         int64_t i = 0;
         for (; i + B <= n; i += B) body(block<B>{i, B, i / B});
         if (i < n) body(block<B>{i, n - i, i / B});

@@ -19,16 +19,9 @@ class thread_pool {
     explicit thread_pool(int64_t threads)
         : worker_count_(threads > 1 ? threads - 1 : 0),
           workers_(worker_count_ > 0 ? std::make_unique<std::thread[]>(static_cast<std::size_t>(worker_count_)) : nullptr) {
-        for (int64_t i = 0; i < worker_count_; ++i) workers_[static_cast<std::size_t>(i)] = std::thread([this] { work(); });
+        start(); // std::system_error where the machine has no more threads to give; those that did start are joined
     }
-    ~thread_pool() {
-        {
-            std::lock_guard const lock(mutex_);
-            stopping_ = true;
-        }
-        wake_.notify_all();
-        for (int64_t i = 0; i < worker_count_; ++i) workers_[static_cast<std::size_t>(i)].join();
-    }
+    ~thread_pool() { stop(worker_count_); }
     thread_pool(thread_pool const&) = delete;
     thread_pool& operator=(thread_pool const&) = delete;
 
@@ -69,6 +62,25 @@ class thread_pool {
 #elif defined(__aarch64__)
         asm volatile("yield");
 #endif
+    }
+    void start() {
+        int64_t started = 0;
+        struct undo {
+            thread_pool& pool;
+            int64_t const& started;
+            ~undo() {
+                if (started < pool.worker_count_) pool.stop(started);
+            }
+        } const guard{*this, started};
+        for (; started < worker_count_; ++started) workers_[static_cast<std::size_t>(started)] = std::thread([this] { work(); });
+    }
+    void stop(int64_t started) {
+        {
+            std::lock_guard const lock(mutex_);
+            stopping_ = true;
+        }
+        wake_.notify_all();
+        for (int64_t i = 0; i < started; ++i) workers_[static_cast<std::size_t>(i)].join();
     }
     void claim(chunk_task task, int64_t chunks) const {
         for (int64_t i = next_.fetch_add(1, std::memory_order_relaxed); i < chunks; i = next_.fetch_add(1, std::memory_order_relaxed))
