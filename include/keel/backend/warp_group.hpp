@@ -28,7 +28,7 @@ template <class Warp> struct warp_group {
         int64_t i, n;
         bool in_segments;
         KEEL_FN int64_t first_of(int lane) const {
-            return in_segments ? i + (lane / team) * reduction_segment + (lane % team) * slots_per_thread
+            return in_segments ? i + int64_t{lane / team} * reduction_segment + int64_t{lane % team} * slots_per_thread
                                : i + static_cast<int64_t>(lane) * slots_per_thread;
         }
     };

@@ -121,7 +121,7 @@ template <class A, class T, bool Paired, int R> KEEL_FN void pack_along(operand_
                     block[i] = bits(load_decoded_partial<F>(row[i] + k, left));
             }
             transpose(block);
-            for (int i = 0; i * pair < left; ++i) put(block[i], strip + (k + i * pair) * R + line);
+            for (int64_t i = 0; i * pair < left; ++i) put(block[i], strip + (k + i * pair) * R + line);
         }
     }
 }

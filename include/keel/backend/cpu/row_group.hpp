@@ -89,17 +89,17 @@ template <class Arch> struct cpu_row_group {
         for (int64_t begin = 0; begin < n; begin += reduction_segment) {
             int64_t const end = begin + reduction_segment < n ? begin + reduction_segment : n;
             value acc[std::size_t{registers}];
-            for (int r = 0; r < registers; ++r) acc[r] = value(0.0f);
+            for (int64_t r = 0; r < registers; ++r) acc[r] = value(0.0f);
             int64_t i = begin;
             for (; i + reduction_lanes <= end; i += reduction_lanes)
-                for (int r = 0; r < registers; ++r) acc[r] = term(acc[r], at_full{i + r * width});
-            for (int r = 0; r < registers && i + r * width < end; ++r) {
+                for (int64_t r = 0; r < registers; ++r) acc[r] = term(acc[r], at_full{i + r * width});
+            for (int64_t r = 0; r < registers && i + r * width < end; ++r) {
                 int64_t const left = end - i - r * width;
                 if (left >= width) acc[r] = term(acc[r], at_full{i + r * width});
                 else if constexpr (width > 1) acc[r] = term(acc[r], at_tail{i + r * width, left});
             }
             for (int half = registers / 2; half > 0; half /= 2)
-                for (int r = 0; r < half; ++r) acc[r] = acc[r] + acc[r + half];
+                for (int64_t r = 0; r < half; ++r) acc[r] = acc[r] + acc[r + half];
             total = add(total, tree_sum(acc[0]));
         }
         return canonical(total);
@@ -110,18 +110,18 @@ template <class Arch> struct cpu_row_group {
         for (int64_t begin = 0; begin < n; begin += reduction_segment) {
             int64_t const end = begin + reduction_segment < n ? begin + reduction_segment : n;
             value acc[std::size_t{registers}][std::size_t{N}];
-            for (int r = 0; r < registers; ++r)
+            for (int64_t r = 0; r < registers; ++r)
                 for (int k = 0; k < N; ++k) acc[r][k] = value(0.0f);
             int64_t i = begin;
             for (; i + reduction_lanes <= end; i += reduction_lanes)
-                for (int r = 0; r < registers; ++r) term(acc[r], at_full{i + r * width});
-            for (int r = 0; r < registers && i + r * width < end; ++r) {
+                for (int64_t r = 0; r < registers; ++r) term(acc[r], at_full{i + r * width});
+            for (int64_t r = 0; r < registers && i + r * width < end; ++r) {
                 int64_t const left = end - i - r * width;
                 if (left >= width) term(acc[r], at_full{i + r * width});
                 else if constexpr (width > 1) term(acc[r], at_tail{i + r * width, left});
             }
             for (int half = registers / 2; half > 0; half /= 2)
-                for (int r = 0; r < half; ++r)
+                for (int64_t r = 0; r < half; ++r)
                     for (int k = 0; k < N; ++k) acc[r][k] = acc[r][k] + acc[r + half][k];
             for (int k = 0; k < N; ++k) total.value[k] = add(total.value[k], tree_sum(acc[0][k]));
         }
@@ -173,7 +173,7 @@ template <class Arch> struct cpu_row_group {
 
         template <class Body> KEEL_FN void each(Body body) const {
             if (B % width == 0 && count == B) {
-                for (int k = 0; k < B / width; ++k) body(at_full{i + k * width});
+                for (int64_t k = 0; k < B / width; ++k) body(at_full{i + k * width});
                 return;
             }
             int64_t k = 0;
