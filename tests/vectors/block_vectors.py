@@ -97,6 +97,7 @@ def zeros_and_small_blocks(b):
     for amax in ("5e-35", "1e-37", "1e-40"):
         tiny = [Fraction(amax) * f for f in (1, Fraction(1, 3), Fraction(-7, 9), 0)]
         b.add_values(f"flashinfer#2440: amax about {amax}", tiny, source="bf16")
+        b.add_values(f"flashinfer#2440: amax about {amax}", tiny, source="bf16", codes=["e5m2"], kinds=["fp32"])
     b.add("TE#786; MS-AMP#131: amax about 1e-37", [0x020081CE, 0x80000000, 0x81000000])
     b.add("fp32 subnormals", [0x007FFFFF, 0x00400000, 0x80200001, 0x00000001], codes=CODES)
     b.add("the smallest fp32 alone", [0x00000001], codes=CODES)
@@ -127,6 +128,7 @@ def edges_of_scales(b):
     b.add("FLT_MAX", [0x7F7FFFFF, 0xFF7FFFFF, 0x7E800000, 0x3F800000, 0x00000001], codes=CODES)
     b.add("huge", [0x7F000000, 0xFF000001, 0x7EFFFFFF, 0x7B000000])
     b.add("the largest bf16", [0x7F7F, 0xFF00, 0x7B80, 0x3F80, 0x8001], source="bf16")
+    b.add("the largest bf16", [0x7F7F, 0xFF00, 0x7B80, 0x3F80, 0x8001], source="bf16", codes=["e5m2"], kinds=["fp32"])
     fp32 = {"kinds": ["fp32"]}
     inverse = round_to_fp32(1 / Fraction(448))
     over = found(lambda v: round_to_fp32(v * round_to_fp32(448 / v)) > 448, 2)
@@ -163,8 +165,14 @@ def rounding_of_elements(b):
     for name in CODES:
         values = FORMATS[name].values
         middles = [(low + high) / 2 for low, high in zip(values[:-1], values[1:])]
-        some = middles[:6] + middles[-6:] if name == "e4m3" else middles[-8:]
-        b.add_values("scale 1 and ties", [values[-1], *some, *(-m for m in some[:3])], codes=[name])
+        b.add_values("scale 1 and ties", [values[-1], *middles[:6], *(-m for m in middles[-6:])], codes=[name], kinds=["e8m0"])
+        block = [m if i % 3 else -m for i, m in enumerate([values[-1], *middles])]  # no more than 128: a whole block, or nearly
+        for source in ("f32", "bf16"):
+            b.add_values("scale 1 and every tie", block, source=source, codes=[name], kinds=["fp32"])
+        words = [F32.word(m) for m in block[1:]]
+        for step, place in ((-1, "below"), (1, "above")):
+            b.add(f"scale 1 and just {place} every tie", [F32.word(values[-1]), *(w + step for w in words)], codes=[name],
+                  kinds=["power_of_two"])
     half = power(-10)
     b.add_values("what flushes to zero: half the smallest code and less; signs stay",
                  [448, half, -half, half * (1 + power(-23)), -half * (1 - power(-24)), power(-140), -power(-140)])
@@ -207,6 +215,7 @@ def shapes_and_data(b):
             b.add(f"data from 2^{low} to 2^{high + 1}", Noise(100 + number).words(20, low, high, source), source=source,
                   codes=CODES if source == "f32" else ["e4m3"])
     b.add("data in a whole block of fp32", Noise(200).words(128, -10, 3, "f32"))
+    b.add("data in a whole block of bf16", Noise(201).words(128, -12, 3, "bf16"), source="bf16", codes=CODES, kinds=["fp32"])
     b.add_values("equal elements", [Fraction(47, 128)] * 5, source="bf16")
 
 
