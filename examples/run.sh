@@ -7,6 +7,15 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 build=$root/build/examples
 . "$root/cmake/needs.sh"
 
+case " $* " in
+*" --help "* | *" -h "*) # the program's own list, if it is built; nothing is installed or built for a question
+    sed -n '2,4s/^# \{0,1\}//p' "$0"
+    if [ -x "$build/examples/tiny_lm" ]; then exec "$build/examples/tiny_lm" --help; fi
+    echo "The options of tiny_lm are in examples/tiny_lm/options.hpp, and shown here once it has been built."
+    exit 0
+    ;;
+esac
+
 need_compiler_and_cmake
 want 'has_header Eigen/Core -isystem /usr/include/eigen3' libeigen3-dev "Eigen, which some examples use"
 install_missing
@@ -27,7 +36,7 @@ fi
 
 text=()
 case " $* " in
-*" --text "* | *" --help "* | *" -h "*) ;;
+*" --text "*) ;;
 *)
     what=$("$root/examples/find_text.sh" "$build/text") || exit $?
     say "text: $what"

@@ -116,6 +116,7 @@ public:
         keel::combine_backward(be, dy, expert_out_.rows(served), where(t), weights_.rows(t),
                                {.dexpert_rows = dexpert_.rows(served), .dweights = dweights_.rows(t)})
             .or_throw();
+        // expert_out_ has been read for the last time: the gradient of the experts' input takes its place.
         routed_.template backward<row_groups>(be, dexpert_.rows(served), expert_rows_.rows(served), groups(), expert_out_.rows(served), ws);
         keel::dispatch_backward(be, expert_out_.rows(served), where(t), dx_routed_.rows(t)).or_throw();
         shared_.backward(be, dy, x, dx_shared_.rows(t), ws);

@@ -28,14 +28,14 @@ struct health {
     double learning_rate = unknown;        ///< Muon's, this step
     double largest_activation = unknown;   ///< |x| in the residual stream
     double largest_gain = unknown;         ///< |1 + delta| of the norms
-    double largest_logit = unknown;        ///< |q k| scale, before the softmax of attention
+    double largest_logit = unknown;        ///< q . k * scale, before the softmax of attention
     double first_token_share = unknown;    ///< attention paid to the first token: mean of layers, heads and queries
     double first_token_uniform = unknown;  ///< the same if attention were uniform: see uniform_first_token_share
     double demand_max_over_mean = unknown; ///< tokens that asked for the busiest expert over the mean; the worst layer
     double served_max_over_mean = unknown; ///< the same of those that it took
     double largest_bias_change = unknown;  ///< largest move of a balancing bias in this step
     double dropped_share = unknown;        ///< expert visits refused for want of capacity, over those asked for
-    std::int64_t dead_experts = 0;         ///< asked for by no token of this batch, in all layers
+    std::int64_t dead_experts = 0;         ///< whose demand is below a hundredth of the mean, in all layers
     double routed_output_share = unknown;  ///< of the feed-forward output, <routed, y> / <y, y>
     double routed_parameter_share = unknown; ///< of all parameters
     std::int64_t skipped_steps = 0;          ///< in this run so far
@@ -173,7 +173,7 @@ inline std::string health_legend() {
            "act, gain, logit: largest residual activation, norm gain and attention logit | 1st/even: attention on the "
            "first token / if even\n"
            "asked/served: busiest expert over the mean, before / after capacity | drop: expert visits refused | dead: "
-           "experts nobody asked for\n"
+           "experts hardly asked for\n"
            "routed/par: routed experts' share of the feed-forward output / of all parameters | skip: steps, so far | "
            "nonfin: gradient elements\n"
            "peak: model flops over this machine's measured multiply-add rate | left: time to the last step\n";

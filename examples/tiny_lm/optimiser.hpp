@@ -30,9 +30,9 @@ public:
                 adamw_.push_back({&p, change});
                 continue;
             }
-            auto plan = keel::plan_muon(p.copies, p.rows, p.columns);
-            if (!p.parts.empty()) plan.part_count = 0;
-            for (auto const rows : p.parts) plan.parts[plan.part_count++] = {"", rows, 1};
+            std::vector<keel::row_part> parts;
+            for (auto const rows : p.parts) parts.push_back({"", rows, 1});
+            auto const plan = keel::plan_muon(p.copies, p.rows, p.columns, parts.data(), static_cast<std::int64_t>(parts.size()));
             auto const stack = [&](auto& values) { return keel::cube(values.data(), p.copies, p.rows, p.columns); };
             keel::muon_parameter<> m{plan, stack(p.gradient), stack(p.master), stack(p.momentum), {}, change};
             if (!p.shadow.empty()) m.shadow = stack(p.shadow);

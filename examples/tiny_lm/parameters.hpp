@@ -21,7 +21,6 @@ struct parameter {
     std::int64_t copies = 1, rows = 1, columns = 0;
     updated_by optimiser = updated_by::adamw;
     std::vector<std::int64_t> parts = {}; ///< rows of the logical matrices in a fused one, e.g. query, key, value, gate
-    bool decays = true;
 
     std::vector<float> master = {}, gradient = {};
     std::vector<float> momentum = {}; ///< Muon's, or AdamW's m

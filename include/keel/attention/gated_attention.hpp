@@ -179,16 +179,15 @@ status gated_attention(B const& be, view<Q, 3> q, std::type_identity_t<view<std:
     if (!saved.lse.absent())
         check.shape("saved.lse", saved.lse, shape.tokens, shape.heads).distinct("saved.lse", saved.lse);
     auto const per_head = [&](char const* argument, view<float, 1> x) {
-        if (!x.absent()) check.shape(argument, x, shape.heads).distinct(argument, x).disjoint(argument, x, y);
+        if (!x.absent()) check.shape(argument, x, shape.heads).distinct(argument, x);
+        check.disjoint(argument, x, q, k, v, gate, documents, y, saved.lse);
     };
     per_head("telemetry.max_logit", telemetry.max_logit);
     per_head("telemetry.first_token_sum", telemetry.first_token_sum);
     per_head("telemetry.entropy_sum", telemetry.entropy_sum);
-    check.disjoint("y", y, q)
-        .disjoint("y", y, k)
-        .disjoint("y", y, v)
-        .disjoint("y", y, gate)
-        .disjoint("saved.lse", saved.lse, y);
+    check.disjoint("telemetry.first_token_sum", telemetry.first_token_sum, telemetry.max_logit);
+    check.disjoint("telemetry.entropy_sum", telemetry.entropy_sum, telemetry.max_logit, telemetry.first_token_sum);
+    check.disjoint("y", y, q, k, v, gate, documents).disjoint("saved.lse", saved.lse, q, k, v, gate, documents, y);
     if (check.ok()) check.enough(ws, gated_attention_workspace<T>(be, shape));
     if (!check.ok()) return check.result;
 
@@ -254,8 +253,7 @@ status gated_attention_backward(B const& be, std::type_identity_t<view<std::remo
         check.shape(argument, x, like.extent[0], like.extent[1], like.extent[2])
             .unit_stride(argument, x)
             .distinct(argument, x);
-        check.disjoint(argument, x, q).disjoint(argument, x, k).disjoint(argument, x, v).disjoint(argument, x, gate);
-        check.disjoint(argument, x, dy).disjoint(argument, x, y).disjoint(argument, x, saved.lse);
+        check.disjoint(argument, x, q, k, v, gate, documents, dy, y, saved.lse);
     };
     gradient("out.dq", out.dq, q);
     gradient("out.dk", out.dk, k);

@@ -108,8 +108,8 @@ status qk_norm(B const& be, view<X, 3> x, view<D, 1> delta, rope_angles rope, vi
     if (!saved.rrms.absent()) check.shape("saved.rrms", saved.rrms, tokens, heads).distinct("saved.rrms", saved.rrms);
     check.require(options.epsilon >= 0x1p-126f && options.epsilon <= 0x1.fffffep127f, status_code::bad_option,
                   "options.epsilon", "a finite number of at least 2^-126");
-    check.disjoint_or_same("y", y, x).disjoint("y", y, delta).disjoint("y", y, rope.cosine).disjoint("y", y, rope.sine);
-    check.disjoint("saved.rrms", saved.rrms, y).disjoint("saved.rrms", saved.rrms, x);
+    check.disjoint_or_same("y", y, x).disjoint("y", y, delta, rope.cosine, rope.sine);
+    check.disjoint("saved.rrms", saved.rrms, x, delta, rope.cosine, rope.sine, y);
     if (!check.ok() || x.empty()) return check.result;
     auto const run = [&]<rope_layout Layout>() {
         be.for_rows(tokens, heads * head_dim,
@@ -127,7 +127,8 @@ status qk_norm(B const& be, view<X, 3> x, view<D, 1> delta, rope_angles rope, vi
 ///
 /// Formula        w = dy turned by the opposite angles; g = fma(w, delta, w); u = x * r; c = sum(g * u) / head_dim;
 ///                dx = fma(-c, u, g) * r; ddelta = sum over tokens and heads of w * u in the column order of core/reduce.hpp, a row
-///                being a token whose heads follow each other in the chain. c's sum takes the rotated pairs, then the other elements, each in THE reduction order. All fp32.
+///                being a token whose heads follow each other in the chain. c's sum takes the rotated pairs, then the other
+///                elements, each in THE reduction order. All fp32.
 /// Shapes         as qk_norm; saved.rrms from the forward. dx in dy's format.
 /// Aliasing       out.dx may be dy itself.
 /// Workspace      qk_norm_backward_workspace(tokens, heads, head_dim) where ddelta is wanted.
@@ -152,10 +153,8 @@ status qk_norm_backward(B const& be, view<DY, 3> dy, view<X, 3> x, view<D, 1> de
         check.shape("out.ddelta", out.ddelta, head_dim).unit_stride("out.ddelta", out.ddelta);
         check.enough(ws, qk_norm_backward_workspace(tokens, heads, head_dim));
     }
-    check.disjoint_or_same("out.dx", out.dx, dy).disjoint("out.dx", out.dx, x).disjoint("out.dx", out.dx, delta);
-    check.disjoint("out.dx", out.dx, saved.rrms)
-        .disjoint("out.ddelta", out.ddelta, out.dx)
-        .disjoint("out.ddelta", out.ddelta, delta);
+    check.disjoint_or_same("out.dx", out.dx, dy).disjoint("out.dx", out.dx, x, delta, rope.cosine, rope.sine, saved.rrms);
+    check.disjoint("out.ddelta", out.ddelta, out.dx, dy, x, delta, rope.cosine, rope.sine, saved.rrms);
     if (!check.ok()) return check.result;
     auto const run = [&]<rope_layout Layout>() {
         // ddelta first: dx may take dy's place.

@@ -6,7 +6,8 @@
 //     using F = typename G::value;      what load() gives: some elements of the row as fp32
 //     using U = typename G::words;      their 32-bit words
 //
-//     g.sum(n, term)      acc = term(acc, at) over the row in THE reduction order (core/reduce.hpp); a float, uniform
+//     g.sum(n, term)      acc = term(acc, at) over the row in THE reduction order (core/reduce.hpp); a float, uniform. Past the row's
+//                         end term must add +0: loads give +0 there, what is computed from them (exp(0) = 1) needs g.inside
 //     g.sums<N>(n, term)  N such sums in one pass: term(acc, at) updates the array acc of N; a row_sums<N>
 //     g.each(n, body)     body(at) over the row: whole packs, then one tail
 //     g.blocks<B>(n, body) body(b) over blocks of B elements. b.each(body): body(at) over the block; b.max_bits(u): the block's largest

@@ -69,6 +69,7 @@ struct validation {
     }
     /// No two elements of an output share memory (dimensions need not be ordered by stride).
     template <class T, int Rank> KEEL_HOST validation& distinct(char const* argument, view<T, Rank> const& v) {
+        static_assert(!std::is_const_v<T>, "keel: a view of const elements was given where the call writes its output");
         if (v.size() <= 1) return *this;
         // Each dimension's steps must clear everything that the smaller-strided dimensions reach.
         for (int d = 0; d < Rank; ++d) {

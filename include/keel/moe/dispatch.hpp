@@ -30,13 +30,24 @@ template <class DY> struct combine_gradients {
 
 namespace keel::inline KEEL_ABI {
 
-/// The slots' shapes, and that `row_count` is what their offsets end at.
+/// The slots' shapes, that `row_count` is what their offsets end at, and that as many assignments name a row in range; that no two
+/// name the same one is apply_capacity's promise.
 template <class B> KEEL_HOST void check_slots(validation& check, expert_slots where, int64_t tokens, char const* rows, int64_t row_count) {
     check.extent("where.slots", where.slots, 0, tokens).present("where.offsets", where.offsets);
     check.require(where.offsets.extent[0] >= 1, status_code::bad_shape, "where.offsets", "length", where.offsets.extent[0], "experts + 1");
     if constexpr (backend_traits<B>::space == memory_space::host)
-        if (check.ok() && where.offsets(where.offsets.extent[0] - 1) != row_count)
-            check.fail(status_code::bad_shape, rows, "rows", row_count, where.offsets(where.offsets.extent[0] - 1));
+        if (check.ok()) {
+            int64_t const served = where.offsets(where.offsets.extent[0] - 1);
+            if (served != row_count) check.fail(status_code::bad_shape, rows, "rows", row_count, served);
+            int64_t seen = 0;
+            for (int64_t t = 0; t < tokens; ++t)
+                for (int64_t j = 0; j < where.slots.extent[1]; ++j) {
+                    int64_t const slot = where.slots(t, j);
+                    if (slot < -1 || slot >= row_count) check.fail(status_code::bad_option, "where.slots", "value", slot, 0, "-1 or a row");
+                    seen += slot >= 0 ? 1 : 0;
+                }
+            if (seen != row_count) check.fail(status_code::bad_option, "where.slots", "rows that are named", seen, row_count);
+        }
 }
 
 /// Copies each token's row to the rows of its served assignments: expert_rows[slots[t, j]] = x[t].
@@ -44,7 +55,7 @@ template <class B> KEEL_HOST void check_slots(validation& check, expert_slots wh
 /// Shapes         x [tokens, width], where from apply_capacity, expert_rows [served.total(), width]: every row is written once, in the
 ///                stable order of its expert's queue. Columns adjacent.
 /// Formats        float, bf16 or f16, x and expert_rows alike; exact (NaN as the canonical one).
-/// Status         bad_shape, bad_stride, bad_pointer, overlap. No workspace.
+/// Status         bad_shape, bad_stride, bad_pointer, bad_option (slots that are no rows; on host backends), overlap. No workspace.
 /// Cost           reads x once from memory, writes expert_rows.
 template <row_backend B, class X, class R> status dispatch(B const& be, view<X, 2> x, expert_slots where, view<R, 2> expert_rows) {
     static_assert(std::is_same_v<std::remove_const_t<X>, R>, "x and expert_rows share one format");
@@ -52,7 +63,7 @@ template <row_backend B, class X, class R> status dispatch(B const& be, view<X, 
     check.present("x", x).unit_stride("x", x);
     check.extent("expert_rows", expert_rows, 1, x.extent[1]).unit_stride("expert_rows", expert_rows).distinct("expert_rows", expert_rows);
     check_slots<B>(check, where, x.extent[0], "expert_rows", expert_rows.extent[0]);
-    check.disjoint("expert_rows", expert_rows, x).disjoint("expert_rows", expert_rows, where.slots);
+    check.disjoint("expert_rows", expert_rows, x, where.slots, where.offsets);
     if (!check.ok()) return check.result;
     be.for_rows(x.extent[0], x.extent[1] * (1 + where.slots.extent[1]), dispatch_row<R>{x, where.slots, expert_rows});
     return check.result;
@@ -67,7 +78,7 @@ status dispatch_backward(B const& be, view<R, 2> dexpert_rows, expert_slots wher
     check.present("dexpert_rows", dexpert_rows).unit_stride("dexpert_rows", dexpert_rows);
     check.extent("dx", dx, 1, dexpert_rows.extent[1]).unit_stride("dx", dx).distinct("dx", dx);
     check_slots<B>(check, where, dx.extent[0], "dexpert_rows", dexpert_rows.extent[0]);
-    check.disjoint("dx", dx, dexpert_rows).disjoint("dx", dx, where.slots);
+    check.disjoint("dx", dx, dexpert_rows, where.slots, where.offsets);
     if (!check.ok()) return check.result;
     be.for_rows(dx.extent[0], dx.extent[1] * (1 + where.slots.extent[1]), dispatch_backward_row<X>{dexpert_rows, where.slots, dx});
     return check.result;
@@ -82,7 +93,7 @@ status dispatch_backward(B const& be, view<R, 2> dexpert_rows, expert_slots wher
 /// Dropped        contributes nothing; a token with every assignment dropped has y = h.
 /// Non-finite     stays in its token.
 /// Aliasing       y may be shared itself (same format, same strides). Otherwise outputs have memory of their own.
-/// Status         bad_shape, bad_stride, bad_pointer, overlap. No workspace.
+/// Status         bad_shape, bad_stride, bad_pointer, bad_option (slots that are no rows; on host backends), overlap. No workspace.
 /// Cost           reads k rows and the shared one, writes one; the share terms cost no further pass.
 template <row_backend B, class O, class W, class S, class Y>
 status combine(B const& be, view<O, 2> expert_rows, expert_slots where, view<W, 2> weights, view<S, 2> shared, view<Y, 2> y,
@@ -97,9 +108,8 @@ status combine(B const& be, view<O, 2> expert_rows, expert_slots where, view<W, 
     if (!saved.share_terms.absent())
         check.shape("saved.share_terms", saved.share_terms, tokens, 4).distinct("saved.share_terms", saved.share_terms);
     if (!valid.absent()) check.shape("valid", valid, tokens);
-    check.disjoint("y", y, expert_rows).disjoint("y", y, weights).disjoint("y", y, where.slots).disjoint_or_same("y", y, shared);
-    check.disjoint("saved.share_terms", saved.share_terms, y).disjoint("saved.share_terms", saved.share_terms, weights);
-    check.disjoint("saved.share_terms", saved.share_terms, expert_rows).disjoint("saved.share_terms", saved.share_terms, shared);
+    check.disjoint("y", y, expert_rows, weights, where.slots, where.offsets, valid).disjoint_or_same("y", y, shared);
+    check.disjoint("saved.share_terms", saved.share_terms, y, weights, expert_rows, shared, where.slots, where.offsets, valid);
     if (!check.ok()) return check.result;
     be.for_rows(tokens, width * (1 + where.slots.extent[1]),
                 combine_row<std::remove_const_t<O>, std::remove_const_t<S>, Y>{expert_rows, where.slots, weights, shared, y,
@@ -126,10 +136,8 @@ status combine_backward(B const& be, view<DY, 2> dy, view<O, 2> expert_rows, exp
             .unit_stride("out.dexpert_rows", out.dexpert_rows)
             .distinct("out.dexpert_rows", out.dexpert_rows);
     if (!out.dweights.absent()) check.shape("out.dweights", out.dweights, tokens, k).distinct("out.dweights", out.dweights);
-    check.disjoint("out.dexpert_rows", out.dexpert_rows, dy).disjoint("out.dexpert_rows", out.dexpert_rows, expert_rows);
-    check.disjoint("out.dexpert_rows", out.dexpert_rows, weights).disjoint("out.dexpert_rows", out.dexpert_rows, where.slots);
-    check.disjoint("out.dweights", out.dweights, weights).disjoint("out.dweights", out.dweights, dy);
-    check.disjoint("out.dweights", out.dweights, expert_rows).disjoint("out.dweights", out.dweights, out.dexpert_rows);
+    check.disjoint("out.dexpert_rows", out.dexpert_rows, dy, expert_rows, weights, where.slots, where.offsets);
+    check.disjoint("out.dweights", out.dweights, weights, dy, expert_rows, out.dexpert_rows, where.slots, where.offsets);
     if (!check.ok()) return check.result;
     be.for_rows(tokens, width * (1 + k),
                 combine_backward_row<std::remove_const_t<DY>, std::remove_const_t<O>>{dy, expert_rows, where.slots, weights,

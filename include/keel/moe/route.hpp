@@ -96,9 +96,9 @@ status route(B const& be, view<L, 2> logits, route_inputs inputs, view<I, 2> ids
                   "a finite number above 0");
     if (!check.ok()) return check.result;
     check.require(tokens <= detail::most_assignments / k, status_code::bad_option, "ids", "rows", tokens, "at most 2^42 / k");
-    check.disjoint("weights", weights, logits).disjoint("ids", ids, logits).disjoint("ids", ids, weights);
-    check.disjoint("weights", weights, inputs.bias).disjoint("demand", counts, ids).disjoint("demand", counts, weights);
-    check.disjoint("saved.log_sum", saved.log_sum, logits).disjoint("saved.log_sum", saved.log_sum, weights);
+    check.disjoint("ids", ids, logits, inputs.bias, inputs.valid).disjoint("weights", weights, logits, inputs.bias, inputs.valid, ids);
+    check.disjoint("demand", counts, logits, inputs.bias, inputs.valid, ids, weights);
+    check.disjoint("saved.log_sum", saved.log_sum, logits, inputs.bias, inputs.valid, ids, weights, counts);
     check.enough(ws, route_workspace(tokens, experts));
     if (!check.ok()) return check.result;
 

@@ -37,7 +37,7 @@ KEEL_FN int64_t first_bad_target(view<int32_t const, 1> targets, int64_t column_
 /// Formats        logits float, bf16 or f16; loss and lse fp32.
 /// Status         bad_shape, bad_stride, bad_pointer, bad_option (a target out of range; on host backends).
 /// Non-finite     a NaN or +Inf among a row's logits gives lse = NaN or Inf and a non-finite loss for that row alone; -Inf logits
-///                are masked classes; a row of nothing but -Inf has lse = -Inf.
+///                are masked classes; a row of nothing but -Inf has lse = -Inf and a NaN loss and gradient.
 /// Aliasing       outputs have memory of their own. No workspace.
 /// Cost           reads the logits twice (the second time from cache).
 template <row_backend B, class X, class T> status cross_entropy(B const& be, view<X, 2> logits, view<T, 1> targets,

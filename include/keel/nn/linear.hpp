@@ -31,10 +31,14 @@ template <matmul_backend B> int64_t linear_workspace(B const& be, int64_t tokens
 ///
 /// Formula        y[t, o] = sum over i of x[t, i] * w[o, i], in the matrix order (backend/matmul.hpp), fp32, one rounding to y.
 /// Shapes         x [tokens, inputs], w [outputs, inputs], y [tokens, outputs].
-/// Formats        x and w of one format, float or bf16; y float or bf16.
+/// Formats        x and w float, bf16 or f16 (both bf16 is the fast case); y float, bf16 or f16.
 /// Status, non-finite values, aliasing: as matmul. Workspace: linear_workspace.
 template <matmul_backend B, class X, class W, class Y>
 status linear(B const& be, view<X, 2> x, view<W, 2> w, view<Y, 2> y, workspace ws = {}) {
+    validation check("linear");
+    check.present("x", x).extent("w", w, 1, x.extent[1]).shape("y", y, x.extent[0], w.extent[0]);
+    check.distinct("y", y).disjoint("y", y, x, w).enough(ws, matmul_workspace(be, x.extent[0], w.extent[0], x.extent[1]));
+    if (!check.ok()) return check.result;
     return matmul(be, x, transposed(w), y, {}, ws);
 }
 

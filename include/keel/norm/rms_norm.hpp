@@ -51,7 +51,7 @@ KEEL_FN int64_t rms_norm_backward_workspace(int64_t row_count, int64_t column_co
 ///                fp32. Where it would overflow or vanish, x and epsilon are scaled by a power of two first, without rounding.
 /// Shapes         x, y [rows, columns], delta [columns] or absent (gain 1), saved.rrms [rows] or absent. Rows may be strided,
 ///                columns must be adjacent.
-/// Formats        x, delta, y any of float, bf16, f16. One rounding, to y; with cast_order::cast_then_gain one more, of u.
+/// Formats        x and delta any of float, bf16, f16 and raw FP8; y float, bf16 or f16. One rounding, to y; with cast_order::cast_then_gain one more, of u.
 /// Status         bad_shape, bad_stride, bad_pointer, bad_option (epsilon below 2^-126 or not finite), overlap.
 /// Non-finite     a NaN in a row makes the row NaN; an Inf makes that element NaN and the others 0. A zero row gives zeros.
 /// Aliasing       y may be x itself (same format, same strides) under gain_then_cast.
@@ -144,7 +144,8 @@ status add_rms_norm_backward(B const& be, view<DY, 2> dy, view<DS, 2> dsum, view
     int64_t const row_count = sum.extent[0], column_count = sum.extent[1];
     bool const wants_dx = !out.dx.absent(), wants_ddelta = !out.ddelta.absent();
     validation check(name);
-    check.present("x", sum).unit_stride("x", sum);
+    char const* const input = dsum.absent() ? "x" : "sum";
+    check.present(input, sum).unit_stride(input, sum);
     check.shape("dy", dy, row_count, column_count).unit_stride("dy", dy);
     if (!dsum.absent()) check.shape("dsum", dsum, row_count, column_count).unit_stride("dsum", dsum);
     if (!delta.absent()) check.shape("delta", delta, column_count).unit_stride("delta", delta);

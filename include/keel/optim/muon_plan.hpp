@@ -118,15 +118,20 @@ template <scalar_format T = float> struct muon_plan {
 
 /// The plan of a parameter [stack, rows, columns]; no parts: each item is one matrix. What does not fit is found by valid().
 template <scalar_format T = float>
-KEEL_HOST muon_plan<T> plan_muon(int64_t stack, int64_t row_count, int64_t column_count, std::initializer_list<row_part> parts = {},
+KEEL_HOST muon_plan<T> plan_muon(int64_t stack, int64_t row_count, int64_t column_count, row_part const* parts, int64_t part_count,
                                  std::type_identity_t<muon_plan_options<T>> options = {}) {
     muon_plan<T> plan{.stack = stack, .rows = row_count, .columns = column_count, .options = options};
-    if (parts.size() == 0) plan.parts[plan.part_count++] = {"", row_count, 1};
-    for (row_part const& part : parts) {
-        if (plan.part_count < muon_plan<T>::most_parts) plan.parts[plan.part_count++] = part;
+    if (part_count == 0) plan.parts[plan.part_count++] = {"", row_count, 1};
+    for (int64_t i = 0; i < part_count; ++i) {
+        if (plan.part_count < muon_plan<T>::most_parts) plan.parts[plan.part_count++] = parts[i];
         else plan.too_many_parts = true;
     }
     return plan;
+}
+template <scalar_format T = float>
+KEEL_HOST muon_plan<T> plan_muon(int64_t stack, int64_t row_count, int64_t column_count, std::initializer_list<row_part> parts = {},
+                                 std::type_identity_t<muon_plan_options<T>> options = {}) {
+    return plan_muon<T>(stack, row_count, column_count, parts.begin(), static_cast<int64_t>(parts.size()), options);
 }
 
 } // namespace keel

@@ -50,7 +50,7 @@ void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows,
 ///
 /// Formula        amax = largest finite magnitude of the block (an integer maximum of bits; with poison NaN and Inf count too);
 ///                scale and multiplier by `Rule` (scale_rule.hpp), code = encode(x * multiplier). The default, scale_rules::round_up:
-///                fp32_scale: scale = max(amax, code_max * 2^-126) / code_max, code = encode(x * (code_max / amax));
+///                fp32_scale: scale = max(amax, code_max * 2^-126) / code_max, code = encode(x * (code_max / max(amax, code_max * 2^-126)));
 ///                power_of_two_scale and e8m0_scale: scale = the smallest 2^e with amax <= code_max * 2^e (e >= -126 in fp32,
 ///                >= -127 in e8m0), code = encode(x * 2^-e). Nearest even. Each division and product is one rounding in fp32.
 /// Shapes         x, codes [rows, columns]; scales [ceil(rows / Rows), ceil(columns / Columns)]. Any size; partial blocks at the ends.

@@ -39,7 +39,7 @@ namespace keel {
 
 /// `keel::cpu be;` uses this translation unit's architecture on the calling thread. `keel::cpu be(pool);` borrows an executor,
 /// which must outlive every call. A value type of one pointer; copies are free.
-template <class Arch = native_arch, class Executor = serial> class cpu {
+template <class Arch = native_arch, executor Executor = serial> class cpu {
   public:
     using arch = Arch;
 
@@ -47,6 +47,7 @@ template <class Arch = native_arch, class Executor = serial> class cpu {
         requires std::same_as<Executor, serial>
         : executor_(nullptr) {}
     KEEL_FN explicit cpu(Executor const& e) : executor_(&e) {}
+    cpu(Executor const&&) = delete; ///< a temporary would be gone before the first call
 
     KEEL_FN int64_t concurrency() const {
         if constexpr (std::same_as<Executor, serial>) return 1;
@@ -86,7 +87,7 @@ template <class Arch = native_arch, class Executor = serial> class cpu {
   private:
     Executor const* executor_;
 };
-template <class Executor> cpu(Executor const&) -> cpu<native_arch, Executor>;
+template <executor Executor> cpu(Executor const&) -> cpu<native_arch, Executor>;
 cpu() -> cpu<native_arch, serial>;
 
 template <class Arch, class Executor> struct backend_traits<cpu<Arch, Executor>> {
