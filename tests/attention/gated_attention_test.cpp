@@ -237,6 +237,13 @@ TEST_CASE("a bad call of gated_attention names the argument and writes nothing")
     CHECK(keel::gated_attention(be, q, k, v, gate, docs, y, {.lse = keel::rows(c.lse.view().data, 6, 3)}, {}, {},
                                 ws.get())
               .code == status_code::bad_shape);
+    auto const saving = [&](keel::attention_saved saved, keel::attention_telemetry telemetry) {
+        return keel::gated_attention(be, q, k, v, gate, docs, y, saved, telemetry, {}, ws.get()).code;
+    };
+    CHECK(saving({.lse = keel::rows(q.data, 6, 4)}, {}) == status_code::overlap);
+    CHECK(saving({}, {.max_logit = keel::vec(v.data, 4)}) == status_code::overlap);
+    guarded_matrix<float> heads(1, 4);
+    CHECK(saving({}, {.max_logit = heads.vec(), .entropy_sum = heads.vec()}) == status_code::overlap);
     CHECK(c.y.contents() == before);
     // No heads, no tokens: nothing to do.
     keel::view<float, 3> const no_heads{nullptr, {6, 0, 3}, {0, 3, 1}};

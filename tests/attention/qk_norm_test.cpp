@@ -383,6 +383,10 @@ TEST_CASE("a bad call of qk_norm names the argument and writes nothing") {
     CHECK(keel::qk_norm_backward(be, xv, xv, none, {}, {.rrms = r.view()}, {.ddelta = delta.vec()}).code ==
           status_code::small_workspace);
     CHECK(keel::qk_norm_backward(be, xv, xv, none, {}, {}, {.dx = yv}).code == status_code::bad_shape);
+    CHECK(call(xv, delta.vec(), angles.get(), yv, {.rrms = keel::rows(delta.vec().data, 2, 2)}).code == status_code::overlap);
+    scratch room(keel::qk_norm_backward_workspace(2, 2, 6));
+    CHECK(keel::qk_norm_backward(be, yv, xv, none, {}, {.rrms = r.view()}, {.ddelta = keel::vec(y.view().data, 6)}, {}, room.get()).code ==
+          status_code::overlap);
     CHECK(y.contents() == before);
     // Zero sizes: no-ops; ddelta of no tokens is zero.
     keel::view<float, 3> const no_tokens{nullptr, {0, 2, 6}, {12, 6, 1}};

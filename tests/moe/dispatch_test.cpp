@@ -1,6 +1,9 @@
 // Dispatch and combine against plain loops in double, their gradients against finite differences, and the routed share.
+#include <algorithm>
 #include <cmath>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include <keel/format/f16.hpp>
 #include <keel/moe/dispatch.hpp>
@@ -216,6 +219,23 @@ TEST_CASE("a bad call of dispatch or combine names the argument and writes nothi
     CHECK(keel::combine(keel::cpu{}, keel::slice(rows.view(), 0, l.rows()), l.where(), keel::columns(l.r.weights.view(), 0, 1), keel::view<float, 2>{}, y.view()).code ==
           keel::status_code::bad_shape);
     CHECK(keel::dispatch_backward(keel::cpu{}, keel::slice(rows.view(), 0, l.rows()), l.where(), keel::columns(x.view(), 0, 3)).code == keel::status_code::bad_shape);
+    // Slots that are no rows, and rows that no slot names.
+    auto const served = keel::slice(rows.view(), 0, l.rows());
+    auto const slots = l.where().slots;
+    std::vector<int64_t> changed;
+    for (int64_t t = 0; t < 10; ++t)
+        for (int64_t j = 0; j < slots.extent[1]; ++j) changed.push_back(slots(t, j));
+    auto const used = std::find_if(changed.begin(), changed.end(), [](int64_t slot) { return slot >= 0; });
+    REQUIRE(used != changed.end());
+    keel::expert_slots where{keel::rows(changed.data(), 10, slots.extent[1]), l.where().offsets};
+    for (int64_t const wrong : {l.rows(), int64_t{77}, int64_t{-2}, int64_t{-1}}) {
+        int64_t const right = std::exchange(*used, wrong);
+        CHECK(keel::dispatch(keel::cpu{}, x.view(), where, served).code == keel::status_code::bad_option);
+        CHECK(keel::dispatch_backward(keel::cpu{}, served, where, x.view()).code == keel::status_code::bad_option);
+        CHECK(keel::combine(keel::cpu{}, served, where, l.r.weights.view(), keel::view<float, 2>{}, y.view()).code ==
+              keel::status_code::bad_option);
+        *used = right;
+    }
     CHECK(rows.contents() == before);
-    CHECK(keel::dispatch(keel::cpu{}, x.view(), l.where(), keel::slice(rows.view(), 0, l.rows())).ok());
+    CHECK(keel::dispatch(keel::cpu{}, x.view(), l.where(), served).ok());
 }

@@ -302,6 +302,12 @@ TEST_CASE("a bad call of route names the argument and writes nothing") {
     CHECK(with(keel::columns(many.view(), 0, 0), keel::columns(many_weights.view(), 0, 0), ws.get()) == keel::status_code::bad_option);
     CHECK(with(r.ids.view(), r.weights.view(), {}) == keel::status_code::small_workspace);
     CHECK(with(r.ids.view(), keel::columns(z.view(), 0, 2), ws.get()) == keel::status_code::overlap);
+    guarded_matrix<float> fit(1, 6);
+    auto const save_to = [&](keel::view<float, 1> log_sum) {
+        return keel::route(be, z.view(), {.bias = fit.vec()}, r.ids.view(), r.weights.view(), r.demand, {.log_sum = log_sum}, {}, ws.get()).code;
+    };
+    CHECK(save_to(keel::vec(fit.vec().data, 4)) == keel::status_code::overlap);
+    CHECK(save_to(keel::vec(reinterpret_cast<float*>(r.ids.view().data), 4)) == keel::status_code::overlap);
     CHECK(r.ids.contents() == before);
     CHECK(r.counts == std::vector<int64_t>(6, -7));
     CHECK_FALSE(r.demand.filled());
