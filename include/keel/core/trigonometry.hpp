@@ -35,7 +35,8 @@ inline constexpr float sincos_limit = 0x1p+24f;
 /// Sine and cosine of high + low radians, where low is what rounding took from high (|low| <= ulp(high) / 2).
 ///
 /// Whole turns are taken off first (exactly; 2 pi in 72 bits), then quarters; the rest goes on as an unevaluated pair.
-/// |high| up to sincos_limit = 2^24; NaN, Inf and larger angles give NaN in both. Error: at most 1 ulp each.
+/// |high| up to sincos_limit = 2^24; NaN, Inf and larger angles give NaN in both. Error: at most 1 ulp each, or 2^-47 where
+/// the angle is so near to a multiple of pi/2 that the result is smaller than 2^-23.
 /// sin(-0) = -0; subnormal angles are returned by the sine as they are.
 /// About 60 operations.
 template <class F> KEEL_FN void sincos_sum(F const& high, F const& low, F& sine, F& cosine) {
@@ -58,7 +59,7 @@ template <class F> KEEL_FN void sincos_sum(F const& high, F const& low, F& sine,
     F const t = fma(angle, F(two_over_pi), F(round_shift));
     F const quarters = t - F(round_shift);
     F const r = fma(quarters, F(-half_pi[0]), angle); // exact
-    F const r_rest = fma(quarters, F(-half_pi[1]), rest);
+    F const r_rest = fma(quarters, F(-half_pi[1]), fma(quarters, F(-half_pi[2]), rest));
     F const r_high = r + r_rest;
     F const r_low = r_rest - (r_high - r);
     sincos_quadrant(r_high, r_low, bits(t), sine, cosine);
@@ -73,7 +74,7 @@ template <class F> KEEL_FN void sincos(F const& x, F& sine, F& cosine) { sincos_
 
 /// Sine and cosine of the exact product position * frequency, which may need 48 bits: rotary embeddings at position
 /// 2^24 - 1 are as accurate as at position 1, where the rounded product would be wrong by half a radian.
-/// |position * frequency| up to sincos_limit, else NaN (also for NaN and Inf factors). Error: at most 1 ulp each.
+/// |position * frequency| up to sincos_limit, else NaN (also for NaN and Inf factors). Error: as sincos_sum.
 template <class F> KEEL_FN void sincos_product(F const& position, F const& frequency, F& sine, F& cosine) {
     F const high = detail::product(position, frequency);
     F const low = fma(position, frequency, negate(high));
