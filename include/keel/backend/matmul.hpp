@@ -143,7 +143,8 @@ status grouped_matmul(Backend const& be, view<A, 2> a, view<B, 2> b, view<C, 3> 
 }
 
 /// For block-scaled operands (quantize/scaled_matmul.hpp checks the arguments): every block of scales.length consecutive k sums
-/// from zero, then total = fma(block, scale_a * scale_b, total); C from the total as in matmul. Workspace as matmul.
+/// from zero, then total = fma(block, scale_a * scale_b, total); C from the total as in matmul. The workspace is not
+/// checked here: promoted_workspace(be, m, n, k, scales.length) of the service, which for long blocks is more than matmul's.
 template <class A, class B, class C, matmul_backend Backend, class ScaleA, class ScaleB>
 void matmul_promoted(Backend const& be, product_set const& set, promotion<ScaleA, ScaleB> const& scales, workspace ws) {
     if (set.count == 0 || set.m == 0 || set.n == 0) return;

@@ -87,7 +87,8 @@ template <class T, int Rank> KEEL_FN constexpr view<T, Rank - 1> part(view<T, Ra
     for (int d = 0; d + 1 < Rank; ++d) r.extent[d] = v.extent[d + 1], r.stride[d] = v.stride[d + 1];
     return r;
 }
-/// [a, b, c] seen as [a*b, c]; needs stride[0] == extent[1] * stride[1]. Without it an absent view, which every call refuses.
+/// [a, b, c] seen as [a*b, c]; needs stride[0] == extent[1] * stride[1]. Without it an absent view of no elements: beside
+/// arguments that have some a call refuses it, but a call whose arguments are all such does nothing.
 template <class T> KEEL_FN constexpr view<T, 2> flattened(view<T, 3> v) {
     if (v.extent[0] > 1 && v.stride[0] != v.extent[1] * v.stride[1]) return {};
     return {v.data, {v.extent[0] * v.extent[1], v.extent[2]}, {v.stride[1], v.stride[2]}};

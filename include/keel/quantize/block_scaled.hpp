@@ -55,7 +55,8 @@ template <class Code, class Scale, int Rows, int Columns>
 KEEL_FN constexpr block_scaled<Code, Scale, Columns, Rows> transposed(block_scaled<Code, Scale, Rows, Columns> q) {
     return {transposed(q.codes), transposed(q.scales)};
 }
-/// Rows [first, first + count); first is a multiple of Rows. If it is not: absent views, which every call refuses.
+/// Rows [first, first + count); first is a multiple of Rows. If it is not: absent views of no elements, which do not
+/// fit a matrix that has some.
 template <class Code, class Scale, int Rows, int Columns> KEEL_FN constexpr block_scaled<Code, Scale, Rows, Columns>
 slice(block_scaled<Code, Scale, Rows, Columns> q, int64_t first, int64_t count) {
     if (first % Rows != 0) return {};

@@ -36,7 +36,7 @@ struct avx512 {
     static constexpr int width = 16;
     static constexpr char const* name() { return "avx512"; }
 };
-/// As avx512, with the bf16 dot product and conversions.
+/// As avx512, on machines that also have the bf16 dot product and conversions (no kernel uses them yet).
 struct avx512bf16 {
     using xsimd_arch = xsimd::avx512bw;
     static constexpr int width = 16;
