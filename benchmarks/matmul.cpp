@@ -90,7 +90,7 @@ void e4m3_promoted(benchmark::State& state) {
     auto const a = random_matrix<e4m3>(m * k), w = random_matrix<e4m3>(n * k);
     std::vector<bf16> c(static_cast<std::size_t>(m * n));
     cpu<> const be;
-    std::vector<std::byte> memory(static_cast<std::size_t>(matmul_workspace(be, m, n, k)));
+    std::vector<std::byte> memory(static_cast<std::size_t>(matmul_promoted_workspace(be, m, n, k, 128)));
     workspace const ws{memory.data(), static_cast<int64_t>(memory.size())};
     product_set const set{layout_of(rows(a.data(), m, k)),
                           layout_of(transposed(rows(w.data(), n, k))),
@@ -100,7 +100,7 @@ void e4m3_promoted(benchmark::State& state) {
                           n,
                           k};
     measure(state, 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k), [&] {
-        matmul_promoted<e4m3, e4m3, bf16>(be, set, promotion<unit_scale, unit_scale>{128, {}, {}}, ws);
+        matmul_promoted<e4m3, e4m3, bf16>(be, set, promotion<unit_scale, unit_scale>{128, {}, {}}, ws).or_throw();
     });
 }
 

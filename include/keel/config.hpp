@@ -50,36 +50,65 @@ static_assert(__cplusplus >= 202002L, "keel needs C++20");
 
 // Algorithms live in an inline namespace named after all that changes their code: version, instruction set,
 // assertions, exceptions, compiler driver. Objects built with different flags then share no keel symbol.
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
-#if defined(__AVX512BF16__)
-#define KEEL_TAG_ISA _avx512bf16
-#elif defined(__AVX512VBMI2__)
-#define KEEL_TAG_ISA _avx512vbmi2
-#else
+// The instruction set is a word for the reader and a digit for each extension that a compiler may use unasked.
+#if defined(__AVX512F__)
 #define KEEL_TAG_ISA _avx512
-#endif
-#elif defined(__AVX2__) && defined(__FMA__)
+#elif defined(__AVX2__)
 #define KEEL_TAG_ISA _avx2
 #elif defined(__AVX__)
 #define KEEL_TAG_ISA _avx
-#elif defined(__SSE4_1__)
-#define KEEL_TAG_ISA _sse4
 #elif defined(__SSE2__)
-#define KEEL_TAG_ISA _sse2
+#define KEEL_TAG_ISA _sse
 #elif defined(__aarch64__)
-#define KEEL_TAG_ISA _neon
+#define KEEL_TAG_ISA _aarch64
 #else
 #define KEEL_TAG_ISA _scalar
 #endif
+
+// KEEL_BIT(macro): 1 where the macro is defined as 1, else 0.
+#define KEEL_BIT_1 0,
+#define KEEL_BIT_SECOND(a, b, ...) b
+#define KEEL_BIT_OF(junk_or_comma) KEEL_BIT_SECOND(junk_or_comma 1, 0, 0)
+#define KEEL_BIT__(value) KEEL_BIT_OF(KEEL_BIT_##value)
+#define KEEL_BIT(macro) KEEL_BIT__(macro)
+#define KEEL_DIGITS_(a, b, c, d, e, f, g, h) _##a##b##c##d##e##f##g##h
+#define KEEL_DIGITS(a, b, c, d, e, f, g, h) KEEL_DIGITS_(a, b, c, d, e, f, g, h)
+#define KEEL_BITS(a, b, c, d, e, f, g, h)                                                                              \
+    KEEL_DIGITS(KEEL_BIT(a), KEEL_BIT(b), KEEL_BIT(c), KEEL_BIT(d), KEEL_BIT(e), KEEL_BIT(f), KEEL_BIT(g), KEEL_BIT(h))
+
+#if defined(__aarch64__)
+#define KEEL_TAG_BITS_A                                                                                                \
+    KEEL_BITS(__ARM_FEATURE_SVE, __ARM_FEATURE_SVE2, __ARM_FEATURE_ATOMICS, __ARM_FEATURE_FP16_VECTOR_ARITHMETIC,      \
+              __ARM_FEATURE_FP16_FML, __ARM_FEATURE_BF16_VECTOR_ARITHMETIC, __ARM_FEATURE_DOTPROD,                     \
+              __ARM_FEATURE_MATMUL_INT8)
+#define KEEL_TAG_BITS_B                                                                                                \
+    KEEL_BITS(__ARM_FEATURE_BF16, __ARM_FEATURE_SVE_BF16, __ARM_FEATURE_COMPLEX, __ARM_FEATURE_QRDMX,                  \
+              __ARM_FEATURE_FRINT, __ARM_FEATURE_CRC32, __ARM_FEATURE_RCPC, __ARM_FEATURE_SME)
+#define KEEL_TAG_BITS_C
+#define KEEL_TAG_BITS_D
+#else
+#define KEEL_TAG_BITS_A KEEL_BITS(__SSE3__, __SSSE3__, __SSE4_1__, __SSE4_2__, __POPCNT__, __SSE4A__, __MOVBE__, __LZCNT__)
+#define KEEL_TAG_BITS_B KEEL_BITS(__BMI__, __BMI2__, __TBM__, __F16C__, __FMA__, __FMA4__, __XOP__, __AVX2__)
+#define KEEL_TAG_BITS_C                                                                                                \
+    KEEL_BITS(__AVX512CD__, __AVX512BW__, __AVX512DQ__, __AVX512VL__, __AVX512IFMA__, __AVX512VBMI__,                  \
+              __AVX512VBMI2__, __AVX512VNNI__)
+#define KEEL_TAG_BITS_D                                                                                                \
+    KEEL_BITS(__AVX512BITALG__, __AVX512VPOPCNTDQ__, __AVX512BF16__, __AVX512FP16__, __GFNI__, __AVXVNNI__, __APX_F__, \
+              __AVX10_2__)
+#endif
+
 #if defined(__CUDACC__)
 #define KEEL_TAG_CUDA _cuda
 #else
 #define KEEL_TAG_CUDA
 #endif
-#define KEEL_JOIN_(major, minor, isa, cuda, checks, exceptions) v##major##_##minor##isa##cuda##checks##exceptions
-#define KEEL_JOIN(major, minor, isa, cuda, checks, exceptions) KEEL_JOIN_(major, minor, isa, cuda, checks, exceptions)
+#define KEEL_JOIN_(major, minor, isa, a, b, c, d, cuda, checks, exceptions)                                            \
+    v##major##_##minor##isa##a##b##c##d##cuda##checks##exceptions
+#define KEEL_JOIN(major, minor, isa, a, b, c, d, cuda, checks, exceptions)                                             \
+    KEEL_JOIN_(major, minor, isa, a, b, c, d, cuda, checks, exceptions)
 #define KEEL_ABI                                                                                                       \
-    KEEL_JOIN(KEEL_VERSION_MAJOR, KEEL_VERSION_MINOR, KEEL_TAG_ISA, KEEL_TAG_CUDA, KEEL_TAG_ASSERT, KEEL_TAG_EXCEPTIONS)
+    KEEL_JOIN(KEEL_VERSION_MAJOR, KEEL_VERSION_MINOR, KEEL_TAG_ISA, KEEL_TAG_BITS_A, KEEL_TAG_BITS_B, KEEL_TAG_BITS_C, \
+              KEEL_TAG_BITS_D, KEEL_TAG_CUDA, KEEL_TAG_ASSERT, KEEL_TAG_EXCEPTIONS)
 
 namespace keel {
 

@@ -168,6 +168,42 @@ TEST_CASE("dy may be a broadcast row, and the gradients parts of one buffer") { 
     shifted = out;
     shifted.dv = shifted.dk;
     CHECK(backward(heads_of(c.dy, heads, d), shifted).code == status_code::overlap);
+    shifted = out; // dv's last columns are the next token's first, which are dq's
+    shifted.dv.data += 1 + d;
+    CHECK(backward(heads_of(c.dy, heads, d), shifted).code == status_code::overlap);
+    shifted = out; // dgate's stretch juts over the head's
+    shifted.dgate.data += 1;
+    CHECK(backward(heads_of(c.dy, heads, d), shifted).code == status_code::overlap);
+}
+
+TEST_CASE("gradients of heads of more than a thousand elements") {
+    for (int64_t d : {1025, 2100})
+        check_backward<float>({.lengths = {70, 3}, .heads = 8, .kv_heads = 1, .head_dim = d, .gate_dim = 1});
+    check_backward<keel::bf16>({.lengths = {530}, .heads = 8, .kv_heads = 1, .head_dim = 1100});
+}
+
+TEST_CASE("keys that no head reads have gradients of zero") {
+    attention_case<float> c({.lengths = {6}, .heads = 0, .kv_heads = 2, .head_dim = 3});
+    for (int64_t t = 0; t < 6; ++t)
+        for (int64_t j = 0; j < 6; ++j) c.dk.set(t, j, 7.0f), c.dv.set(t, j, 7.0f);
+    c.forward(keel::cpu{});
+    c.backward(keel::cpu{});
+    for (int64_t t = 0; t < 6; ++t)
+        for (int64_t j = 0; j < 6; ++j) CHECK((c.dk.at(t, j) == 0 && c.dv.at(t, j) == 0));
+    CHECK(c.untouched());
+}
+
+TEST_CASE("gradients that underflow are +0, masked or not") {
+    // ds of query 1 and key 0 is negative and times 2^-149 rounds to -0; an unseen NaN key has the product made row by row.
+    for (float unseen : {1.0f, std::numeric_limits<float>::quiet_NaN()}) {
+        attention_case<float> c({.lengths = {3}, .heads = 1, .kv_heads = 1, .head_dim = 1});
+        for (int64_t t = 0; t < 3; ++t) c.q.set(t, 0, 0.0f), c.k.set(t, 0, 0x1p-149f), c.v.set(t, 0, t == 0 ? -1.0f : 1.0f);
+        c.k.set(1, 0, -0.0f), c.k.set(2, 0, unseen);
+        c.dy.set(0, 0, 0.0f), c.dy.set(1, 0, 0.5f), c.dy.set(2, 0, 0.0f);
+        c.forward(keel::cpu{});
+        c.backward(keel::cpu{});
+        CHECK(keel::bits(c.dq.get(1, 0)) == 0u);
+    }
 }
 
 TEST_CASE("a bad call of gated_attention_backward names the argument") {

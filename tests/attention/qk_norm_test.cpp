@@ -387,6 +387,10 @@ TEST_CASE("a bad call of qk_norm names the argument and writes nothing") {
     scratch room(keel::qk_norm_backward_workspace(2, 2, 6));
     CHECK(keel::qk_norm_backward(be, yv, xv, none, {}, {.rrms = r.view()}, {.ddelta = keel::vec(y.view().data, 6)}, {}, room.get()).code ==
           status_code::overlap);
+    keel::rope_angles const in_y{keel::rows(y.view().data, 2, 2), angles.get().sine};
+    CHECK(call(xv, none, in_y, yv).code == status_code::overlap);
+    CHECK(call(xv, none, {angles.get().cosine, in_y.cosine}, yv).code == status_code::overlap);
+    CHECK(call(xv, none, angles.get(), yv, {.rrms = keel::rows(angles.cosine.view().data, 2, 2)}).code == status_code::overlap);
     CHECK(y.contents() == before);
     // Zero sizes: no-ops; ddelta of no tokens is zero.
     keel::view<float, 3> const no_tokens{nullptr, {0, 2, 6}, {12, 6, 1}};

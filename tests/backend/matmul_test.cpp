@@ -212,6 +212,33 @@ TEST_CASE("a plan changes no bit") {
     CHECK(plan_matmul<native_arch>(300, 200, 100).text() == plan_matmul<native_arch>(300, 200, 100).text());
 }
 
+TEST_CASE("the workspace of a shape is enough for every smaller one") {
+    auto const bytes = [](int64_t m, int64_t n, int64_t k, int64_t batch, int64_t length) {
+        return most_matmul_bytes<native_arch>(m, n, k, batch, length);
+    };
+    int64_t const sides[] = {0, 1, 7, 33, 512, 513, 1024, 1025, 2112, 5000},
+                  depths[] = {0, 1, 127, 128, 129, 255, 256, 257, 384, 511, 512, 513, 640, 1025, 3000},
+                  batches[] = {1, 2, 31, 40};
+    int64_t less = 0, too_little = 0;
+    for (int64_t length : {0, 1, 96, 128, 300, 4096})
+        for (int64_t m : sides)
+            for (int64_t n : sides)
+                for (std::size_t d = 0; d < std::size(depths); ++d)
+                    for (std::size_t b = 0; b < (length == 0 ? std::size(batches) : 1); ++b) {
+                        int64_t const k = depths[d], all = bytes(m, n, k, batches[b], length);
+                        if (d > 0) less += all < bytes(m, n, depths[d - 1], batches[b], length);
+                        if (b > 0) less += all < bytes(m, n, k, batches[b - 1], length);
+                        if (m > 0) less += all < bytes(m - 1, n, k, batches[b], length);
+                        if (n > 0) less += all < bytes(m, n / 2, k, batches[b], length);
+                        matmul_plan plan = plan_matmul<native_arch>(m, n, k, batches[b]);
+                        if (length > 0) plan = for_scale_blocks(plan, length);
+                        if (m > 0 && n > 0) too_little += all < matmul_plan_bytes(plan, m, n, k);
+                    }
+    CHECK(less == 0);
+    CHECK(too_little == 0);
+    CHECK(matmul_workspace(cpu<>{}, 0, 5, 5) == 0);
+}
+
 TEST_CASE("shapes larger than the outer blocks") {
     for (shape s : {shape{2200, 40, 20}, shape{30, 2300, 20}, shape{2130, 2140, 3}})
         for (layout how : {layout::plain, layout::turned})
@@ -368,7 +395,7 @@ struct table_scales {
 
 TEST_CASE("promoted products: each block sums from zero and is scaled once into the total") {
     for (shape s : {shape{29, 67, 300}, shape{29, 67, 1153}, shape{3, 2, 128}})
-        for (int64_t length : {32, 128}) {
+        for (int64_t length : {32, 100, 128, 300, 4096}) {
             int64_t const blocks = (s.k + length - 1) / length;
             CAPTURE(s.m, s.n, s.k, length);
             guarded_matrix<e4m3> a(s.m, s.k, 0, floats(data_kind::normal, s.m * s.k, 1)),
@@ -395,15 +422,19 @@ TEST_CASE("promoted products: each block sums from zero and is scaled once into 
             keel_test::for_each_backend([&](std::string const& name, auto const& be) {
                 CAPTURE(name);
                 guarded_matrix<float> c(s.m, s.n, 0), turned(s.n, s.m, 0);
-                scratch ws(matmul_workspace(be, s.m, s.n, s.k));
+                scratch ws(matmul_promoted_workspace(be, s.m, s.n, s.k, length));
                 product_set set{
                     layout_of(a.view()), layout_of(transposed(b.view())), layout_of(c.view()), 1, s.m, s.n, s.k};
                 set.options.alpha = 0.5f;
-                matmul_promoted<e4m3, e4m3, float>(be, set, scales, ws.get());
+                matmul_promoted<e4m3, e4m3, float>(be, set, scales, ws.get()).or_throw();
                 CHECK(differences(c.view(), want.view()) == 0);
                 set.c = layout_of(transposed(turned.view()));
-                matmul_promoted<e4m3, e4m3, float>(be, set, scales, ws.get());
+                matmul_promoted<e4m3, e4m3, float>(be, set, scales, ws.get()).or_throw();
                 CHECK(differences(transposed(turned.view()), want.view()) == 0);
+                if (ws.get().size > 0) {
+                    workspace const brief{ws.get().data, ws.get().size - 1};
+                    CHECK(matmul_promoted<e4m3, e4m3, float>(be, set, scales, brief).code == status_code::small_workspace);
+                }
             });
         }
 }

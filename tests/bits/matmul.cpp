@@ -64,11 +64,12 @@ int main() {
         guarded_matrix<keel::e4m3> a(m, k, 0, floats(data_kind::normal, m * k, 1)),
             b(n, k, 0, floats(data_kind::normal, n * k, 2));
         guarded_matrix<float> c(m, n);
-        scratch ws(keel::matmul_workspace(be, m, n, k));
+        scratch ws(keel::matmul_promoted_workspace(be, m, n, k, 128));
         keel::product_set const set{
             keel::layout_of(a.view()), keel::layout_of(transposed(b.view())), keel::layout_of(c.view()), 1, m, n, k};
         keel::matmul_promoted<keel::e4m3, keel::e4m3, float>(
-            be, set, keel::promotion<block_scale, block_scale>{128, {}, {}}, ws.get());
+            be, set, keel::promotion<block_scale, block_scale>{128, {}, {}}, ws.get())
+            .or_throw();
         d.add(c);
     });
     return disagreements != 0;

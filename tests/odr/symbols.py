@@ -10,10 +10,16 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import house
 
-LEVELS = ["v2", "v3", "v4"]
+# What -march says, and extensions that no level has or that one lacks: each is code of its own.
+LEVELS = {"v2": ["-march=x86-64-v2"], "v3": ["-march=x86-64-v3"], "v4": ["-march=x86-64-v4"],
+          "avx2_without_fma": ["-march=x86-64-v2", "-mavx2"], "v3_without_bmi2": ["-march=x86-64-v3", "-mno-bmi2"],
+          "avx512f": ["-march=x86-64-v3", "-mavx512f"], "v4_vbmi": ["-march=x86-64-v4", "-mavx512vbmi"]}
 # What each level must execute; the names are those of the kernel.
-NEEDS = {"v2": {"sse4_2", "ssse3", "popcnt"}, "v3": {"avx2", "fma", "bmi2", "f16c"},
-         "v4": {"avx512f", "avx512bw", "avx512dq", "avx512vl"}}
+V2 = {"sse4_2", "ssse3", "popcnt"}
+V3 = V2 | {"avx2", "fma", "bmi2", "f16c"}
+V4 = V3 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+NEEDS = {"v2": V2, "v3": V3, "v4": V4, "avx2_without_fma": V2 | {"avx2"}, "v3_without_bmi2": V3, "avx512f": V3 | {"avx512f"},
+         "v4_vbmi": V4 | {"avx512vbmi"}}
 LEAKY = "template <class T> __attribute__((noinline)) T twice(T x) { return x + x; }\nextern \"C\" float KEEL_ENTRY(float x) { return twice(x); }\n"
 
 
@@ -60,7 +66,7 @@ def check(compiler, source, folder, flags):
     """Faults of one source compiled with one compiler at all levels, and the objects."""
     def compile_one(level):
         target = folder / f"{compiler}_{level}.o"
-        code, output = house.run([compiler, "-std=c++20", "-O2", f"-march=x86-64-{level}", *flags,
+        code, output = house.run([compiler, "-std=c++20", "-O2", *LEVELS[level], *flags,
                                   f"-DKEEL_ENTRY=entry_{level}", "-c", source, "-o", target])
         return (target, None) if code == 0 else (None, f"{compiler} at {level} does not compile:\n{house.errors(output)}")
 

@@ -70,6 +70,16 @@ template <class T> struct stack_row {
     }
 };
 
+/// +0 into every element.
+template <class T> struct zero_gradient_row {
+    view<T, 3> to;
+
+    template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
+        T* const out = to.at(row / to.extent[1], row % to.extent[1]);
+        g.each(to.extent[2], [&](auto at) { g.store(out, at, typename G::value(0.0f)); });
+    }
+};
+
 template <class T> struct score_largest_row {
     view<T const, 2> x;
     uint32_t* largest;
@@ -116,7 +126,9 @@ template <class T> struct softmax_tile_row {
                 F const x = g.load(s, at) - F(shift), e = g.inside(at, exp(x));
                 return fma(e, select(eq(bits(e), bits_of<F>(0u)), F(0.0f), x), acc);
             });
-            state.weighted = fma(kept, fma(state.shift - shift, state.sum, state.weighted), here);
+            // Beside a shift far enough above, the sums so far are nothing, and their distance may be beyond all floats.
+            float const before = kept == 0.0f ? 0.0f : fma(state.shift - shift, state.sum, state.weighted);
+            state.weighted = fma(kept, before, here);
         }
         float const sum = g.sum(seen, [&](F const& acc, auto at) {
             F const e = exp(F(g.load(s, at) - F(shift)));

@@ -41,12 +41,12 @@ template <class T> KEEL_FN view<T, 2> head_rows(view<T, 3> x, int64_t token, int
 
 // --- products ----------------------------------------------------------------------------------------------------------
 
-/// A product whose arguments are this file's own.
+/// A product whose arguments are this file's own: should one be refused, the program ends (noexcept) rather than go on with a
+/// tile that was not computed.
 template <class B, class X, class Y>
-void tile_product(B const& be, view<X, 2> a, view<Y, 2> b, view<float, 2> c, float alpha, float beta, workspace ws) {
-    status const s = matmul(be, a, b, c, {.alpha = alpha, .beta = beta}, ws);
-    KEEL_ASSERT(s.ok());
-    static_cast<void>(s);
+void tile_product(B const& be, view<X, 2> a, view<Y, 2> b, view<float, 2> c, float alpha, float beta,
+                  workspace ws) noexcept {
+    matmul(be, a, b, c, {.alpha = alpha, .beta = beta}, ws).or_throw();
 }
 
 template <class B, class T> uint32_t largest_magnitude(B const& be, view<T const, 2> x) {
@@ -215,6 +215,7 @@ template <class T, class B> struct attention_forward_task {
         int64_t const rows = block.rows(), n = shape.head_dim, end = block.query + block.queries;
         view<T const, 2> queries = head_rows(q, block.document + block.query, block.head, block.queries);
         if (block.heads > 1) {
+            *room.largest = 0;
             be.for_rows(rows, n, stack_row<T>{block, q, room.queries, room.largest});
             queries = keel::rows(static_cast<T const*>(room.queries), rows, n);
         }

@@ -77,7 +77,8 @@ status run_products(Backend const& be, validation check, product_set const& set,
 
 } // namespace detail
 
-/// Bytes of scratch for matmul of [m, k] by [k, n] (`batch` of them), whatever their formats, strides and form.
+/// Bytes of scratch for matmul of at most [m, k] by [k, n] (`batch` of them), whatever their formats, strides and form: what a
+/// product needs is enough for every smaller one.
 template <matmul_backend B> int64_t matmul_workspace(B const& be, int64_t m, int64_t n, int64_t k, int64_t batch = 1) {
     return matmul_service<B>::workspace(be, m, n, k, batch);
 }
@@ -142,13 +143,22 @@ status grouped_matmul(Backend const& be, view<A, 2> a, view<B, 2> b, view<C, 3> 
     return detail::run_products<A, B, C>(be, detail::check_depth_groups(a, b, c, offsets, options), set, ws);
 }
 
+/// Bytes for matmul_promoted of at most [m, k] by [k, n], with blocks of `length` along k.
+template <matmul_backend B>
+int64_t matmul_promoted_workspace(B const& be, int64_t m, int64_t n, int64_t k, int64_t length) {
+    return matmul_service<B>::promoted_workspace(be, m, n, k, length);
+}
+
 /// For block-scaled operands (quantize/scaled_matmul.hpp checks the arguments): every block of scales.length consecutive k sums
-/// from zero, then total = fma(block, scale_a * scale_b, total); C from the total as in matmul. The workspace is not
-/// checked here: promoted_workspace(be, m, n, k, scales.length) of the service, which for long blocks is more than matmul's.
+/// from zero, then total = fma(block, scale_a * scale_b, total); C from the total as in matmul. Workspace:
+/// matmul_promoted_workspace(be, m, n, k, scales.length), which for long blocks is more than matmul's. Status: small_workspace.
 template <class A, class B, class C, matmul_backend Backend, class ScaleA, class ScaleB>
-void matmul_promoted(Backend const& be, product_set const& set, promotion<ScaleA, ScaleB> const& scales, workspace ws) {
-    if (set.count == 0 || set.m == 0 || set.n == 0) return;
+status matmul_promoted(Backend const& be, product_set const& set, promotion<ScaleA, ScaleB> const& scales, workspace ws) {
+    validation check("matmul_promoted");
+    check.enough(ws, matmul_promoted_workspace(be, set.m, set.n, set.k, scales.length));
+    if (!check.ok() || set.count == 0 || set.m == 0 || set.n == 0) return check.result;
     matmul_service<Backend>::template run_promoted<A, B, C>(be, set, scales, ws);
+    return check.result;
 }
 
 } // namespace keel::inline KEEL_ABI

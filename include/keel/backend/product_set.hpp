@@ -91,7 +91,7 @@ template <class ScaleA, class ScaleB> struct promotion {
 };
 
 /// The matrix service: specialised beside each backend that offers it, with
-///     workspace(be, m, n, k, count)          bytes of scratch, for any formats, strides and offsets
+///     workspace(be, m, n, k, count)          bytes of scratch, for any formats, strides and offsets; never less for a larger shape
 ///     promoted_workspace(be, m, n, k, length)  of one promoted product
 ///     run<A, B, C>(be, set, ws)              arguments are valid and ws is large enough
 ///     run_promoted<A, B, C>(be, set, promotion, ws)

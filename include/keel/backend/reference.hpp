@@ -112,11 +112,11 @@ namespace keel {
 struct reference {
     KEEL_FN int64_t concurrency() const { return 1; }
     KEEL_FN reference alone() const { return {}; }
-    template <class Kernel> void for_rows(int64_t row_count, int64_t, Kernel const& kernel) const {
+    template <class Kernel> KEEL_FN void for_rows(int64_t row_count, int64_t, Kernel const& kernel) const {
         reference_group const group{};
         for (int64_t row = 0; row < row_count; ++row) kernel(group, row);
     }
-    template <class Task> void for_tasks(int64_t n, Task const& task) const {
+    template <class Task> KEEL_FN void for_tasks(int64_t n, Task const& task) const {
         for (int64_t i = 0; i < n; ++i) task(i, 0);
     }
 };

@@ -142,11 +142,11 @@ namespace keel {
 template <int W> struct simt {
     KEEL_FN int64_t concurrency() const { return 1; }
     KEEL_FN simt alone() const { return {}; }
-    template <class Kernel> void for_rows(int64_t row_count, int64_t, Kernel const& kernel) const {
+    template <class Kernel> KEEL_FN void for_rows(int64_t row_count, int64_t, Kernel const& kernel) const {
         warp_group<lockstep_warp<W>> const group{};
         for (int64_t row = 0; row < row_count; ++row) kernel(group, row);
     }
-    template <class Task> void for_tasks(int64_t n, Task const& task) const {
+    template <class Task> KEEL_FN void for_tasks(int64_t n, Task const& task) const {
         for (int64_t i = 0; i < n; ++i) task(i, 0);
     }
 };

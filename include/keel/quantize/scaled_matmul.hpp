@@ -26,7 +26,7 @@ template <class Storage, int Columns> struct right_scales {
 /// Bytes for scaled_matmul, with blocks of `block` along k.
 template <matmul_backend B>
 int64_t scaled_matmul_workspace(B const& be, int64_t m, int64_t n, int64_t k, int64_t block = 128) {
-    return matmul_service<B>::promoted_workspace(be, m, n, k, block);
+    return matmul_promoted_workspace(be, m, n, k, block);
 }
 
 /// C = alpha * A * B + beta * C on codes and scales.

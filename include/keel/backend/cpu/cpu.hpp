@@ -58,7 +58,7 @@ template <class Arch = native_arch, executor Executor = serial> class cpu {
 
     /// kernel(group, row) for each row. Rows are cut into chunks of at least some 16 thousand elements; the cut never shows
     /// in the results, because a row is computed by one group in one order.
-    template <class Kernel> void for_rows(int64_t row_count, int64_t width, Kernel const& kernel) const {
+    template <class Kernel> KEEL_FN void for_rows(int64_t row_count, int64_t width, Kernel const& kernel) const {
         if (row_count <= 0) return;
         int64_t const smallest = 16384 / (width < 1 ? 1 : width) + 1;
         int64_t per_chunk = (row_count + 4 * concurrency() - 1) / (4 * concurrency());
@@ -71,7 +71,7 @@ template <class Arch = native_arch, executor Executor = serial> class cpu {
 
     /// task(i, worker) for each i in [0, n), on up to concurrency() workers; `worker` numbers them, so each can have its own
     /// scratch. Tasks must be independent. Inside a task use alone().
-    template <class Task> void for_tasks(int64_t n, Task const& task) const {
+    template <class Task> KEEL_FN void for_tasks(int64_t n, Task const& task) const {
         int64_t const workers = n < concurrency() ? n : concurrency();
         using chunk = cpu_task_chunk<Task>;
         chunk const context{task, n, workers};

@@ -209,7 +209,8 @@ template <class Arch, class Promotion> void multiply_set(chunk_runner be, produc
             if (row >= piece.product.m) row = 0, column += plan.outer_columns;
             if (column >= piece.product.n) column = 0, row = 0, ++item;
         }
-        KEEL_ASSERT(group.count > 0 || item == set.count); // matmul_plan_bytes() has room for one piece
+        KEEL_ASSERT(group.count > 0 || item == set.count); // the workspace has room for one piece
+        if (group.count == 0) return;
         using group_type = product_group<Arch, Promotion>;
         for (group.depth_begin = 0; group.depth_begin == 0 || group.depth_begin < group.longest;
              group.depth_begin += plan.depth) {
@@ -228,12 +229,12 @@ struct cpu_matmul_service {
 
     template <class Arch, class E>
     KEEL_FN static int64_t workspace(cpu<Arch, E> const&, int64_t m, int64_t n, int64_t k, int64_t count) {
-        return matmul_plan_bytes(plan_matmul<Arch>(m, n, k, count), m, n, k);
+        return most_matmul_bytes<Arch>(m, n, k, count);
     }
     /// Of one promoted product with scale blocks of `length` along k.
     template <class Arch, class E>
     KEEL_FN static int64_t promoted_workspace(cpu<Arch, E> const&, int64_t m, int64_t n, int64_t k, int64_t length) {
-        return matmul_plan_bytes(for_scale_blocks(plan_matmul<Arch>(m, n, k), length), m, n, k);
+        return most_matmul_bytes<Arch>(m, n, k, 1, length);
     }
     template <class A, class B, class C, class Arch, class E>
     static void run(cpu<Arch, E> const& be, product_set const& set, keel::workspace ws) {

@@ -55,12 +55,21 @@ struct packed_sizes {
         return workspace_bytes<float>(a) + workspace_bytes<float>(b) + workspace_bytes<float>(partial);
     }
 };
-KEEL_FN packed_sizes sizes_of_piece(matmul_plan const& plan, int64_t m, int64_t n, int64_t k) {
+inline constexpr int64_t shared_pass_bytes = int64_t{1} << 19; // what small products fill together
+/// A strip of B of 256 slots stays in the nearest cache; where the partial sums no longer fit the next one, they are written
+/// and read half as often instead.
+KEEL_FN constexpr int64_t largest_depth(int64_t m, int64_t n) { return m * n <= (int64_t{1} << 19) ? 256 : 512; }
+
+/// in_parts: k is cut, so partial sums are kept between the depth-blocks of `slots`.
+KEEL_FN packed_sizes sizes_of_piece(matmul_plan const& plan, int64_t m, int64_t n, int64_t slots, bool in_parts) {
     int64_t const rows = smaller(m, plan.outer_rows) + tile_margin,
                   columns = smaller(n, plan.outer_columns) + tile_margin;
-    int64_t const depth = round_up(larger(1, smaller(k, plan.depth)), 2);
+    int64_t const depth = round_up(larger(1, slots), 2);
     int64_t const gaps = 4; // floats a line: strips with a gap have at least 6 lines
-    return {rows * (depth + gaps), columns * (depth + gaps), k > plan.depth ? rows * columns : 0};
+    return {rows * (depth + gaps), columns * (depth + gaps), in_parts ? rows * columns : 0};
+}
+KEEL_FN packed_sizes sizes_of_piece(matmul_plan const& plan, int64_t m, int64_t n, int64_t k) {
+    return sizes_of_piece(plan, m, n, smaller(k, plan.depth), k > plan.depth);
 }
 } // namespace detail
 
@@ -70,17 +79,13 @@ template <class Arch> KEEL_FN matmul_plan plan_matmul(int64_t m, int64_t n, int6
     matmul_plan plan;
     plan.tile_rows = tile_rows<Arch>;
     plan.tile_columns = tile_columns<Arch>;
-    // A strip of B of 256 slots stays in the nearest cache; where the partial sums no longer fit the next one, they are
-    // written and read half as often instead.
-    int64_t const largest_depth = m * n <= (int64_t{1} << 19) ? 256 : 512;
-    int64_t const depth_blocks = larger(ceil_div(k, largest_depth), 1);
+    int64_t const depth_blocks = larger(ceil_div(k, largest_depth(m, n)), 1);
     plan.depth = larger(round_up(ceil_div(k, depth_blocks), depth_unit), depth_unit);
     plan.block_rows = round_up(48, plan.tile_rows);
     plan.block_columns = round_up(512, plan.tile_columns);
     plan.outer_rows = plan.outer_columns = largest_outer;
-    // Small products share one pass: enough of them to fill half a megabyte.
     packed_sizes const one = sizes_of_piece(plan, m, n, k);
-    int64_t const fit = (int64_t{1} << 19) / larger(one.bytes(), 1);
+    int64_t const fit = shared_pass_bytes / larger(one.bytes(), 1);
     plan.together = larger(1, smaller(smaller(batch, fit), most_pieces));
     return plan;
 }
@@ -91,12 +96,24 @@ KEEL_FN matmul_plan for_scale_blocks(matmul_plan plan, int64_t length) {
     return plan;
 }
 
-/// Bytes of scratch that a plan needs for products of at most [m, k] by [k, n].
+/// Bytes of scratch that a plan needs for one product of at most [m, k] by [k, n], or its transpose.
 KEEL_FN int64_t matmul_plan_bytes(matmul_plan const& plan, int64_t m, int64_t n, int64_t k) {
-    // The product may be computed as its transpose.
-    int64_t const bytes =
-        detail::larger(detail::sizes_of_piece(plan, m, n, k).bytes(), detail::sizes_of_piece(plan, n, m, k).bytes());
-    return workspace_total(plan.together * bytes);
+    return workspace_total(detail::larger(detail::sizes_of_piece(plan, m, n, k).bytes(),
+                                          detail::sizes_of_piece(plan, n, m, k).bytes()));
+}
+
+/// Bytes that suffice for `batch` products of at most [m, k] by [k, n], with scale blocks of at most `length`: never less for a
+/// larger shape, though the depth of its plan may be smaller.
+template <class Arch>
+KEEL_FN int64_t most_matmul_bytes(int64_t m, int64_t n, int64_t k, int64_t batch = 1, int64_t length = 0) {
+    using namespace detail;
+    if (m == 0 || n == 0 || batch == 0) return 0;
+    matmul_plan const plan = plan_matmul<Arch>(m, n, k);
+    int64_t const slots = smaller(k, larger(largest_depth(m, n), length)); // the longest packed block of any of them
+    bool const in_parts = k > (length > 0 ? length : largest_depth(0, 0)); // whether one of them may be cut along k
+    int64_t const one = larger(sizes_of_piece(plan, m, n, slots, in_parts).bytes(),
+                               sizes_of_piece(plan, n, m, slots, in_parts).bytes());
+    return workspace_total(larger(one, smaller(smaller(batch, most_pieces) * one, shared_pass_bytes)));
 }
 
 } // namespace keel::inline KEEL_ABI
