@@ -173,6 +173,34 @@ TEST_CASE("the largest logit, lse and the entropy of finite scores are finite, h
     CHECK(c.entropy.at(0, 0) == Approx(want).epsilon(1e-5));
 }
 
+TEST_CASE("every query block of every document is one task, and few tasks are empty") {
+    uint64_t state = 5;
+    for (int64_t size : {1, 64}) {
+        std::vector<int64_t> offsets{0};
+        for (int i = 0; i < 300; ++i) {
+            state = state * 6364136223846793005u + 1442695040888963407u;
+            int64_t const draw = static_cast<int64_t>(state >> 56);
+            offsets.push_back(offsets.back() + (draw % 5 == 0 ? 0 : draw % 7 == 0 ? 100 * draw : draw % 70));
+        }
+        int64_t const count = static_cast<int64_t>(offsets.size());
+        keel::document_list const list{keel::vec(static_cast<int64_t const*>(offsets.data()), count), offsets.back()};
+        int64_t next = 0, document = 0, empty = 0; // the block that must come next
+        for (int64_t number = 0; number < list.numbers(size); ++number) {
+            int64_t const d = list.document_of(number, size), block = number - list.first_number(d, size);
+            if (block * size >= list.length(d)) {
+                ++empty;
+                continue;
+            }
+            while (next * size >= list.length(document)) ++document, next = 0;
+            REQUIRE((d == document && block == next));
+            ++next;
+        }
+        while (document < list.count() && next * size >= list.length(document)) ++document, next = 0;
+        CHECK(document == list.count());
+        CHECK(empty <= list.count());
+    }
+}
+
 TEST_CASE("heads of more than a thousand elements") { // the product's depth-block changes with the shape; so does its workspace
     for (int64_t d : {1025, 2100}) {
         check_forward<float>({.lengths = {70, 3}, .heads = 8, .kv_heads = 1, .head_dim = d, .gate_dim = 1});

@@ -27,10 +27,19 @@ struct document_list {
     KEEL_FN int64_t count() const { return offsets.absent() ? 1 : offsets.extent[0] - 1; }
     KEEL_FN int64_t begin(int64_t i) const { return offsets.absent() ? 0 : offsets(i); }
     KEEL_FN int64_t length(int64_t i) const { return offsets.absent() ? tokens : offsets(i + 1) - offsets(i); }
-    KEEL_FN int64_t longest() const {
-        int64_t most = 0;
-        for (int64_t i = 0; i < count(); ++i) most = most < length(i) ? length(i) : most;
-        return most;
+
+    // Blocks of `size` tokens of all documents in one numbering: document i has the numbers from first_number(i) on, and at most one
+    // of them too many, so that no table is needed and many short documents beside a long one cost little.
+    KEEL_FN int64_t first_number(int64_t i, int64_t size) const { return begin(i) / size + i; }
+    KEEL_FN int64_t numbers(int64_t size) const { return tokens / size + count(); }
+    /// The document that has the number.
+    KEEL_FN int64_t document_of(int64_t number, int64_t size) const {
+        int64_t low = 0, high = count();
+        while (high - low > 1) {
+            int64_t const middle = low + (high - low) / 2;
+            (first_number(middle, size) <= number ? low : high) = middle;
+        }
+        return low;
     }
 };
 
@@ -189,17 +198,16 @@ template <class T, class B> struct attention_forward_task {
     view<float, 2> lse;
     attention_marks marks;
     worker_scratch scratch;
-    int64_t blocks; ///< query blocks of the longest document
 
     KEEL_FN int64_t parts() const { return (shape.group() + plan.heads_together - 1) / plan.heads_together; }
-    KEEL_FN int64_t count() const { return blocks * documents.count() * shape.kv_heads * parts(); }
+    KEEL_FN int64_t count() const { return documents.numbers(plan.query_block) * shape.kv_heads * parts(); }
 
-    /// Task i: the last query blocks, which have the most keys, come first.
+    /// Task i: of each document the last query blocks, which have the most keys, come first.
     void operator()(int64_t i, int64_t worker) const {
         int64_t const part = i % parts(), rest = i / parts(), kv_head = rest % shape.kv_heads;
-        int64_t const document = rest / shape.kv_heads % documents.count();
-        int64_t const length = documents.length(document);
-        int64_t const query = (blocks - 1 - rest / shape.kv_heads / documents.count()) * plan.query_block;
+        int64_t const number = documents.numbers(plan.query_block) - 1 - rest / shape.kv_heads;
+        int64_t const document = documents.document_of(number, plan.query_block), length = documents.length(document);
+        int64_t const query = (number - documents.first_number(document, plan.query_block)) * plan.query_block;
         if (query >= length) return;
         query_rows block;
         block.document = documents.begin(document);

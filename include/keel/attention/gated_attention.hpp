@@ -202,11 +202,10 @@ status gated_attention(B const& be, view<Q, 3> q, std::type_identity_t<view<std:
     document_list const list{documents, shape.tokens};
     int64_t const bytes = detail::attention_worker_bytes<T>(be, shape, false);
     worker_scratch const scratch{ws.part(be.concurrency() * bytes), bytes};
-    int64_t const blocks = (list.longest() + plan.query_block - 1) / plan.query_block;
     float const scale = detail::attention_scale(options, shape.head_dim);
     auto const alone = be.alone();
     attention_forward_task<T, std::remove_const_t<decltype(alone)>> const task{
-        alone, shape, plan, list, scale, q, k, v, gate, y, saved.lse, marks, scratch, blocks};
+        alone, shape, plan, list, scale, q, k, v, gate, y, saved.lse, marks, scratch};
     be.for_tasks(task.count(), task);
     if (marks.max_logit != nullptr || marks.first_token != nullptr || marks.entropy != nullptr)
         be.for_rows(shape.heads, shape.tokens,

@@ -12,7 +12,7 @@
 namespace keel::inline KEEL_ABI {
 
 /// `threads - 1` workers and the calling thread. Chunks are claimed one at a time, so uneven chunks balance. Workers
-/// look for work for a few microseconds after a run, then sleep: back-to-back primitives start fast, an idle pool costs nothing,
+/// look for work for some tens of microseconds after a run, then sleep: back-to-back primitives start fast, an idle pool costs nothing,
 /// and on a busy machine nobody spins for long. run() inside a chunk, or from a second thread at the same time, runs serially.
 class thread_pool {
   public:
