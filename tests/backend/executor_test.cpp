@@ -44,6 +44,14 @@ struct thread_a_chunk {
     }
 };
 
+/// One that says it has no workers, and runs chunks all the same.
+struct no_workers {
+    int64_t concurrency() const { return 0; }
+    void run(int64_t chunks, keel::chunk_task task) const {
+        for (int64_t i = 0; i < chunks; ++i) task(i);
+    }
+};
+
 struct count_row {
     std::atomic<int64_t>* sum;
     template <class G> KEEL_FN void operator()(G const&, int64_t row) const { sum->fetch_add(row + 1); }
@@ -104,4 +112,18 @@ TEST_CASE("a backend runs each row once, however it is cut") {
             keel::cpu(pool).for_rows(rows, width, count_row{&sum});
             CHECK(sum == rows * (rows + 1) / 2);
         }
+}
+
+TEST_CASE("an executor of no workers is one of one: no task is lost") {
+    no_workers const e;
+    tally t(7);
+    keel::cpu const be(e);
+    CHECK(be.concurrency() == 1);
+    be.for_tasks(7, [&](int64_t i, int64_t worker) {
+        if (worker == 0) tally::add(&t, i);
+    });
+    CHECK(t.all_once());
+    std::atomic<int64_t> sum{0};
+    be.for_rows(5, 3, count_row{&sum});
+    CHECK(sum == 15);
 }

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Objects compiled at different -march levels live in one program: they share no weak symbol (the linker would keep one of
 them, perhaps with instructions that the machine lacks), they define no strong symbol of keel, and each gives the same bits."""
+import os
 import pathlib
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,6 +16,8 @@ import house
 LEVELS = {"v2": ["-march=x86-64-v2"], "v3": ["-march=x86-64-v3"], "v4": ["-march=x86-64-v4"],
           "avx2_without_fma": ["-march=x86-64-v2", "-mavx2"], "v3_without_bmi2": ["-march=x86-64-v3", "-mno-bmi2"],
           "avx512f": ["-march=x86-64-v3", "-mavx512f"], "v4_vbmi": ["-march=x86-64-v4", "-mavx512vbmi"]}
+PLAIN_LEVELS = {level: LEVELS[level] for level in ("v2", "v3", "v4")}
+ARM_LEVELS = {"armv8": ["-march=armv8-a"], "sve": ["-march=armv8.2-a+sve"]}
 # What each level must execute; the names are those of the kernel.
 V2 = {"sse4_2", "ssse3", "popcnt"}
 V3 = V2 | {"avx2", "fma", "bmi2", "f16c"}
@@ -62,15 +66,15 @@ def strong(path, label):
             if kind in "TDBR" and name.startswith("_Z") and "4keel" in name]
 
 
-def check(compiler, source, folder, flags):
+def check(compiler, source, folder, flags, levels=LEVELS):
     """Faults of one source compiled with one compiler at all levels, and the objects."""
     def compile_one(level):
         target = folder / f"{compiler}_{level}.o"
-        code, output = house.run([compiler, "-std=c++20", "-O2", *LEVELS[level], *flags,
+        code, output = house.run([compiler, "-std=c++20", "-O2", *levels[level], *flags,
                                   f"-DKEEL_ENTRY=entry_{level}", "-c", source, "-o", target])
         return (target, None) if code == 0 else (None, f"{compiler} at {level} does not compile:\n{house.errors(output)}")
 
-    built = dict(zip(LEVELS, house.in_parallel(LEVELS, compile_one, len(LEVELS))))
+    built = dict(zip(levels, house.in_parallel(levels, compile_one, os.cpu_count() or 1)))
     faults = [fault for _, fault in built.values() if fault]
     objects = {f"{compiler} {level}": target for level, (target, _) in built.items() if target}
     faults += shared(objects)
@@ -81,9 +85,10 @@ def check(compiler, source, folder, flags):
 
 def one_program(compiler, objects, folder):
     """Links all objects that this machine executes into one program; each must give the same digest."""
-    levels = [label.split()[1] for label in objects if executes(label.split()[1])]
+    compiled = [label.split()[1] for label in objects]
+    levels = [level for level in compiled if executes(level)]
     print(f"{compiler}: one program of {', '.join(levels)}" + "".join(
-        f"; {level} is not executed here, skipped" for level in LEVELS if level not in levels))
+        f"; {level} is not executed here, skipped" for level in compiled if level not in levels))
     calls = "".join(f'extern "C" unsigned long long entry_{level}();\n' for level in levels)
     calls += "int main() {\n" + "".join(f'    std::printf("{level} %llx\\n", entry_{level}());\n' for level in levels) + "}\n"
     (folder / "main.cpp").write_text("#include <cstdio>\n" + calls)
@@ -107,11 +112,16 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         (folder / "leaky.cpp").write_text(LEAKY)
-        for compiler in house.compilers():
-            if not check(compiler, folder / "leaky.cpp", folder, [])[0]:
+        for i, compiler in enumerate(house.compilers()): # the names of the extensions are the same for all compilers
+            levels = LEVELS if i == 0 else PLAIN_LEVELS
+            if not check(compiler, folder / "leaky.cpp", folder, [], PLAIN_LEVELS)[0]:
                 faults.append(f"{compiler}: a shared weak symbol was shown and not seen")
-            found, objects = check(compiler, house.root / "tests/odr/library.cpp", folder, house.include_flags(options.xsimd))
+            found, objects = check(compiler, house.root / "tests/odr/library.cpp", folder, house.include_flags(options.xsimd), levels)
             faults += found or one_program(compiler, objects, folder)
+        cross = "aarch64-linux-gnu-g++"
+        if shutil.which(cross): # compiled, not run: tests/bits runs that architecture
+            print(f"{cross}: objects of {', '.join(ARM_LEVELS)}")
+            faults += check(cross, house.root / "tests/odr/library.cpp", folder, house.include_flags(options.xsimd), ARM_LEVELS)[0]
     return house.report("symbols", faults)
 
 

@@ -51,7 +51,7 @@ template <class Arch = native_arch, executor Executor = serial> class cpu {
 
     KEEL_FN int64_t concurrency() const {
         if constexpr (std::same_as<Executor, serial>) return 1;
-        else return executor_->concurrency();
+        else return executor_->concurrency() < 1 ? 1 : executor_->concurrency();
     }
     /// The same architecture on the calling thread: for work inside a task.
     KEEL_FN cpu<Arch, serial> alone() const { return cpu<Arch, serial>{}; }
