@@ -29,6 +29,39 @@ TEST_CASE("memory is shared exactly when an element is") {
     CHECK(!disjoint(keel::view<float, 3>{p, {9, 2, 5}, {30, 6, 1}}, keel::view<float, 3>{p + 10, {9, 4, 5}, {30, 5, 1}}));
 }
 
+TEST_CASE("columns side by side are disjoint in whatever dimension the pitch lies") {
+    float memory[400];
+    float* const p = memory;
+    using matrix = keel::view<float, 2>;
+    CHECK(disjoint(matrix{p, {10, 9}, {1, 30}}, matrix{p + 10, {20, 9}, {1, 30}})); // transposes
+    CHECK(!disjoint(matrix{p, {11, 9}, {1, 30}}, matrix{p + 10, {20, 9}, {1, 30}}));
+    CHECK(disjoint(matrix{p + 30, {1, 10}, {7, 1}}, keel::rows(p + 10, 9, 20, 30))); // one row: its stride says nothing
+    CHECK(disjoint(keel::view<float, 1>{p, {20}, {2}}, keel::view<float, 1>{p + 1, {20}, {2}}));
+    CHECK(disjoint(keel::view<float, 1>{p, {9}, {30}}, keel::rows(p + 1, 9, 20, 30))); // a column beside a matrix
+    CHECK(disjoint(matrix{p + 240, {9, 10}, {-30, 1}}, keel::rows(p + 10, 9, 20, 30))); // rows backwards
+    // Whatever the strides: views that share an element are never called disjoint.
+    uint32_t state = 1;
+    auto const draw = [&](uint32_t n) { return static_cast<int64_t>((state = state * 1664525u + 1013904223u) >> 8) % n; };
+    int64_t wrong = 0, apart = 0;
+    for (int i = 0; i < 20000; ++i) {
+        auto const any = [&] {
+            matrix v{p + 150 + draw(40), {1 + draw(4), 1 + draw(4)}, {draw(25) - 12, draw(25) - 12}};
+            if (draw(2) == 0) v.stride[0] = 12;
+            return v;
+        };
+        matrix const a = any(), b = any();
+        bool shared = false;
+        for (int64_t k = 0; k < a.extent[0] * a.extent[1]; ++k)
+            for (int64_t l = 0; l < b.extent[0] * b.extent[1]; ++l)
+                shared = shared || a.at(k / a.extent[1], k % a.extent[1]) == b.at(l / b.extent[1], l % b.extent[1]);
+        bool const said = disjoint(a, b);
+        wrong += said && shared;
+        apart += said;
+    }
+    CHECK(wrong == 0);
+    CHECK(apart > 1000);
+}
+
 TEST_CASE("an output's elements are distinct exactly when its strides clear each other") {
     std::vector<float> m(1000);
     float* const p = m.data();

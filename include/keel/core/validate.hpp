@@ -128,29 +128,35 @@ private:
         }
         return {low, high};
     }
-    /// Elements from the first to the last of one index of dimension 0.
-    template <class T, int Rank> KEEL_HOST static int64_t width_of(view<T, Rank> const& v) {
+    /// The largest distance of neighbours in any dimension that has some.
+    template <class T, int Rank> KEEL_HOST static int64_t pitch_of(view<T, Rank> const& v) {
+        int64_t pitch = 0;
+        for (int d = 0; d < Rank; ++d)
+            if (v.extent[d] > 1 && size_of(v.stride[d]) > pitch) pitch = size_of(v.stride[d]);
+        return pitch;
+    }
+    /// Elements from the first to the last column, a column being the place within `pitch`; more than pitch where it is not known.
+    template <class T, int Rank> KEEL_HOST static int64_t width_of(view<T, Rank> const& v, int64_t pitch) {
         int64_t width = 1;
-        for (int d = 1; d < Rank; ++d) width += (v.extent[d] - 1) * size_of(v.stride[d]);
+        for (int d = 0; d < Rank; ++d) {
+            if (v.extent[d] <= 1 || size_of(v.stride[d]) == pitch) continue;
+            if (v.stride[d] < 0) return pitch + 1;
+            width += (v.extent[d] - 1) * v.stride[d];
+        }
         return width;
     }
-    /// True for columns of one buffer that lie beside each other, such as the parts of a fused projection: equal pitch, and the two
-    /// ranges of columns do not meet.
+    /// True for columns of one buffer that lie beside each other, such as the parts of a fused projection (or their
+    /// transposes): equal pitch, and the two ranges of columns do not meet.
     template <class A, int RankA, class B, int RankB>
     KEEL_HOST static bool side_by_side(view<A, RankA> const& a, view<B, RankB> const& b) {
-        if constexpr (sizeof(A) == sizeof(B) && RankA > 1 && RankB > 1) {
-            int64_t const pitch = a.stride[0];
-            if (pitch <= 0 || b.stride[0] != pitch) return false;
-            for (int d = 1; d < RankA; ++d)
-                if (a.stride[d] < 0) return false;
-            for (int d = 1; d < RankB; ++d)
-                if (b.stride[d] < 0) return false;
+        if constexpr (sizeof(A) == sizeof(B)) {
+            auto const size = static_cast<int64_t>(sizeof(A));
+            int64_t const pitch_a = pitch_of(a), pitch_b = pitch_of(b), pitch = pitch_a < pitch_b ? pitch_b : pitch_a;
             auto const distance = static_cast<int64_t>(reinterpret_cast<std::uintptr_t>(b.data) -
                                                        reinterpret_cast<std::uintptr_t>(a.data));
-            auto const size = static_cast<int64_t>(sizeof(A));
-            if (distance % size != 0) return false;
+            if (pitch == 0 || distance % size != 0) return false;
             int64_t const column = (distance / size % pitch + pitch) % pitch;
-            return column >= width_of(a) && column + width_of(b) <= pitch;
+            return column >= width_of(a, pitch) && column + width_of(b, pitch) <= pitch;
         } else {
             return false;
         }
