@@ -5,6 +5,8 @@
 #include <support/catch.hpp>
 #include <support/data.hpp>
 
+template <class M> concept viewable = requires { keel::eigen_view(M()); };
+
 TEST_CASE("views of Eigen matrices, maps and blocks are the matrices themselves") {
     Eigen::MatrixXf a = Eigen::MatrixXf::Random(7, 5);                                          // column-major
     Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor> b = Eigen::MatrixXf::Random(9, 6), c(7, 6);
@@ -20,6 +22,12 @@ TEST_CASE("views of Eigen matrices, maps and blocks are the matrices themselves"
         for (int j = 0; j < 6; ++j) CHECK(std::abs(c(i, j) - a.row(i).dot(block.col(j))) < 1e-6f); // five products of numbers below 1
     Eigen::MatrixXf const& constant = a;
     static_assert(std::is_same_v<decltype(keel::eigen_view(constant))::element, float const>);
+    // A temporary block is an output where its matrix is; a temporary matrix is nothing to look at.
+    auto const part = keel::eigen_view(a.block(2, 1, 3, 4));
+    static_assert(std::is_same_v<decltype(part)::element, float> && !viewable<Eigen::MatrixXf>);
+    static_assert(std::is_same_v<decltype(keel::eigen_view(constant.block(2, 1, 3, 4)))::element, float const>);
+    part(1, 2) = 42.0f;
+    CHECK(a(3, 3) == 42.0f);
 }
 
 TEST_CASE("a keel view is an Eigen map, strides and all") {

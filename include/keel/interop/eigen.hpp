@@ -1,6 +1,8 @@
 // Eigen matrices as keel views and back. The only header of keel that sees Eigen.
 #pragma once
 
+#include <concepts>
+
 #include <Eigen/Core>
 
 #include <keel/core/view.hpp>
@@ -21,6 +23,16 @@ template <class Derived> KEEL_HOST auto eigen_view(Eigen::DenseBase<Derived> con
     return view<std::remove_reference_t<decltype(*d.data())> const, 2>{
         d.data(), {d.rows(), d.cols()}, {Derived::IsRowMajor ? outer : inner, Derived::IsRowMajor ? inner : outer}};
 }
+
+/// Of a block or map that is itself a temporary, eigen_view(m.block(...)): what it refers to decides whether it may be written.
+template <class Derived>
+    requires(!std::derived_from<Derived, Eigen::PlainObjectBase<Derived>>)
+KEEL_HOST auto eigen_view(Eigen::DenseBase<Derived>&& m) {
+    return eigen_view(static_cast<Eigen::DenseBase<Derived>&>(m));
+}
+template <class Derived>
+    requires std::derived_from<Derived, Eigen::PlainObjectBase<Derived>>
+auto eigen_view(Eigen::DenseBase<Derived>&&) = delete; ///< a temporary matrix would be gone
 
 /// A view as an unaligned Eigen map. Strides must not be negative.
 template <class T> KEEL_HOST auto eigen_map(view<T, 2> v) {
