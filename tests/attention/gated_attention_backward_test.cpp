@@ -182,6 +182,41 @@ TEST_CASE("gradients of heads of more than a thousand elements") {
     check_backward<keel::bf16>({.lengths = {530}, .heads = 8, .kv_heads = 1, .head_dim = 1100});
 }
 
+TEST_CASE("logits of a million keep the digits of their gradients where lse_rest is saved") {
+    // Scores are whole numbers, exact in fp32: what is lost is lse's alone, 2^-5 at 1e6.
+    attention_case<float> c({.lengths = {600}, .heads = 2, .kv_heads = 1, .head_dim = 1, .gate_dim = 1, .scale = 1.0f});
+    for (int64_t t = 0; t < 600; ++t) {
+        for (int64_t h = 0; h < 2; ++h) c.q.set(t, h, 1.0f);
+        c.k.set(t, 0, 1e6f + static_cast<float>(t % 4));
+    }
+    guarded_matrix<float> rest(600, 2, 1);
+    scratch ws(keel::gated_attention_workspace<float>(keel::cpu{}, c.setup.shape())),
+        more(keel::gated_attention_backward_workspace<float>(keel::cpu{}, c.setup.shape()));
+    auto const q = heads_of(c.q, 2, 1), k = heads_of(c.k, 1, 1), v = heads_of(c.v, 1, 1), y = heads_of(c.y, 2, 1);
+    auto const run = [&](keel::attention_saved saved) {
+        keel::gated_attention(keel::cpu{}, q, k, v, c.gate_view(), {}, y, saved, {}, {.scale = 1.0f}, ws.get()).or_throw();
+        keel::gated_attention_backward(keel::cpu{}, heads_of(c.dy, 2, 1), q, k, v, c.gate_view(), {}, y, saved,
+                                       {.dk = heads_of(c.dk, 1, 1), .dv = heads_of(c.dv, 1, 1)}, {.scale = 1.0f}, more.get())
+            .or_throw();
+    };
+    auto const want = oracle_of(c);
+    run({.lse = c.lse.view(), .lse_rest = rest.view()});
+    CHECK(rest.untouched());
+    int64_t wrong = 0;
+    auto const far = [&](double got, measured const& w, int64_t t, double bound) {
+        auto const e = static_cast<std::size_t>(t);
+        return !(std::abs(got - w.value[e]) <= bound * w.magnitude[e]);
+    };
+    for (int64_t t = 0; t < 600; ++t) wrong += far(c.dv.at(t, 0), want.dv, t, 0x1p-18); // sums of up to 1200 terms
+    CHECK(wrong == 0);
+    run({.lse = c.lse.view()}); // without it they are lost
+    for (int64_t t = 0; t < 600; ++t) wrong += far(c.dv.at(t, 0), want.dv, t, 0x1p-10);
+    CHECK(wrong > 100);
+    CHECK(keel::gated_attention(keel::cpu{}, q, k, v, c.gate_view(), {}, y,
+                                {.lse = c.lse.view(), .lse_rest = c.lse.view()}, {}, {}, ws.get())
+              .code == keel::status_code::overlap);
+}
+
 TEST_CASE("keys that no head reads have gradients of zero") {
     attention_case<float> c({.lengths = {6}, .heads = 0, .kv_heads = 2, .head_dim = 3});
     for (int64_t t = 0; t < 6; ++t)

@@ -161,7 +161,7 @@ template <class T> struct attention_output_row {
     softmax_state const* states;
     view<T const, 3> gate;
     view<T, 3> y;
-    view<float, 2> lse;
+    view<float, 2> lse, lse_rest;
     attention_marks marks;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
@@ -184,6 +184,7 @@ template <class T> struct attention_output_row {
         if (!g.leader()) return;
         float const log_sum = log(state.sum);
         if (!lse.absent()) lse(token, head) = canonical(add(state.shift, log_sum));
+        if (!lse_rest.absent()) lse_rest(token, head) = lost_in_sum(state.shift, log_sum);
         int64_t const mark = head * y.extent[0] + token;
         if (marks.max_logit != nullptr) marks.max_logit[mark] = from_ordered(state.top);
         if (marks.first_token != nullptr)
@@ -261,7 +262,7 @@ template <class T> struct attention_gate_backward_row {
     }
 };
 
-/// p = e^(s - lse) and ds = p * (dp - D), each over what it came from where that is float; masked keys become +0.
+/// p = e^((s - lse) - lse_rest) and ds = p * (dp - D), each over what it came from where that is float; masked keys become +0.
 template <class T> struct attention_backward_tile_row {
     query_rows block;
     key_columns keys;
@@ -270,7 +271,7 @@ template <class T> struct attention_backward_tile_row {
     T* probabilities;
     T* slopes; ///< ds
     int64_t pitch;
-    view<float const, 2> lse;
+    view<float const, 2> lse, lse_rest;
     float const* products;
     int64_t heads; ///< of the whole call: products is [tokens, heads]
 
@@ -279,9 +280,9 @@ template <class T> struct attention_backward_tile_row {
         int64_t const seen = keys.seen_by(block.query_of(row)), token = block.token_of(row), head = block.head_of(row);
         float const *const s = scores + row * pitch, *const dp = score_gradients + row * pitch;
         T *const p = probabilities + row * pitch, *const ds = slopes + row * pitch;
-        F const shift(lse(token, head)), d(products[token * heads + head]);
+        F const shift(lse(token, head)), rest(lse_rest.absent() ? 0.0f : lse_rest(token, head)), d(products[token * heads + head]);
         g.each(seen, [&](auto at) {
-            F const e = exp(F(g.load(s, at) - shift));
+            F const e = exp(F(g.load(s, at) - shift - rest));
             F const slope = e * (g.load(dp, at) - d);
             g.store(p, at, e);
             g.store(ds, at, slope);

@@ -195,7 +195,7 @@ template <class T, class B> struct attention_forward_task {
     float scale;
     view<T const, 3> q, k, v, gate;
     view<T, 3> y;
-    view<float, 2> lse;
+    view<float, 2> lse, lse_rest;
     attention_marks marks;
     worker_scratch scratch;
 
@@ -240,7 +240,7 @@ template <class T, class B> struct attention_forward_task {
                            keel::rows(static_cast<T const*>(room.probabilities), rows, keys.count, room.pitch), tile_v,
                            keel::rows(room.output, rows, n), 1.0f, first == 0 ? 0.0f : 1.0f, room.products);
         }
-        be.for_rows(rows, n, attention_output_row<T>{block, room.output, room.states, gate, y, lse, marks});
+        be.for_rows(rows, n, attention_output_row<T>{block, room.output, room.states, gate, y, lse, lse_rest, marks});
     }
 };
 
@@ -251,7 +251,7 @@ template <class T, class B> struct attention_backward_task {
     document_list documents;
     float scale;
     view<T const, 3> q, k, v, upper; ///< upper: the gradient of the ungated output
-    view<float const, 2> lse;
+    view<float const, 2> lse, lse_rest;
     float const* products; ///< D, [tokens, heads]
     view<T, 3> dq, dk, dv;
     float* query_gradients; ///< fp32 sums of dq: [tokens, heads, head_dim] in the order of the stacks
@@ -303,7 +303,7 @@ template <class T, class B> struct attention_backward_task {
                          keel::rows(room.score_gradients, rows, keys.count, room.pitch), 1.0f, 0.0f, room.products);
             be.for_rows(rows, keys.count,
                         attention_backward_tile_row<T>{block, keys, room.scores, room.score_gradients,
-                                                       room.probabilities, room.slopes, room.pitch, lse, products,
+                                                       room.probabilities, room.slopes, room.pitch, lse, lse_rest, products,
                                                        shape.heads});
             view<T const, 2> const p =
                 keel::rows(static_cast<T const*>(room.probabilities), rows, keys.count, room.pitch);

@@ -21,9 +21,15 @@ struct attention_options {
     float scale = 0.0f; ///< multiplies q . k; 0 stands for 1 / sqrt(head_dim)
 };
 
-/// What the backward needs besides y: ln(sum of e^score) of each query and head, [tokens, heads], fp32, caller-owned.
+/// What the forward saved, as the backward reads it.
+struct attention_kept {
+    view<float const, 2> lse = {}, lse_rest = {};
+};
+/// What the backward needs besides y, [tokens, heads], fp32, caller-owned.
 struct attention_saved {
-    view<float, 2> lse = {};
+    view<float, 2> lse = {};      ///< ln(sum of e^score) of each query and head
+    view<float, 2> lse_rest = {}; ///< what rounding took from lse, for logits of more than some thousand; or absent
+    KEEL_FN constexpr operator attention_kept() const { return {lse, lse_rest}; }
 };
 
 /// Numbers of each head, [heads], fp32, overwritten; each absent unless wanted. Divide a sum by tokens for its mean.
@@ -178,9 +184,12 @@ status gated_attention(B const& be, view<Q, 3> q, std::type_identity_t<view<std:
     check.shape("y", y, shape.tokens, shape.heads, shape.head_dim).unit_stride("y", y).distinct("y", y);
     if (!saved.lse.absent())
         check.shape("saved.lse", saved.lse, shape.tokens, shape.heads).distinct("saved.lse", saved.lse);
+    if (!saved.lse_rest.absent())
+        check.shape("saved.lse_rest", saved.lse_rest, shape.tokens, shape.heads)
+            .distinct("saved.lse_rest", saved.lse_rest);
     auto const per_head = [&](char const* argument, view<float, 1> x) {
         if (!x.absent()) check.shape(argument, x, shape.heads).distinct(argument, x);
-        check.disjoint(argument, x, q, k, v, gate, documents, y, saved.lse);
+        check.disjoint(argument, x, q, k, v, gate, documents, y, saved.lse, saved.lse_rest);
     };
     per_head("telemetry.max_logit", telemetry.max_logit);
     per_head("telemetry.first_token_sum", telemetry.first_token_sum);
@@ -188,6 +197,7 @@ status gated_attention(B const& be, view<Q, 3> q, std::type_identity_t<view<std:
     check.disjoint("telemetry.first_token_sum", telemetry.first_token_sum, telemetry.max_logit);
     check.disjoint("telemetry.entropy_sum", telemetry.entropy_sum, telemetry.max_logit, telemetry.first_token_sum);
     check.disjoint("y", y, q, k, v, gate, documents).disjoint("saved.lse", saved.lse, q, k, v, gate, documents, y);
+    check.disjoint("saved.lse_rest", saved.lse_rest, q, k, v, gate, documents, y, saved.lse);
     if (check.ok()) check.enough(ws, gated_attention_workspace<T>(be, shape));
     if (!check.ok()) return check.result;
 
@@ -205,7 +215,7 @@ status gated_attention(B const& be, view<Q, 3> q, std::type_identity_t<view<std:
     float const scale = detail::attention_scale(options, shape.head_dim);
     auto const alone = be.alone();
     attention_forward_task<T, std::remove_const_t<decltype(alone)>> const task{
-        alone, shape, plan, list, scale, q, k, v, gate, y, saved.lse, marks, scratch};
+        alone, shape, plan, list, scale, q, k, v, gate, y, saved.lse, saved.lse_rest, marks, scratch};
     be.for_tasks(task.count(), task);
     if (marks.max_logit != nullptr || marks.first_token != nullptr || marks.entropy != nullptr)
         be.for_rows(shape.heads, shape.tokens,
@@ -217,13 +227,13 @@ status gated_attention(B const& be, view<Q, 3> q, std::type_identity_t<view<std:
 /// The gradients of gated_attention.
 ///
 /// Formula        D = sum(dy * y); dO = dy * sigmoid(gate); dgate = dy * y * sigmoid(-gate), or D * sigmoid(-gate) for a head's gate;
-///                then with p = e^(s - lse), by tiles: ds = p * (dO . v - D); dq = scale * sum ds k; dk = scale * sum ds q;
+///                then with p = e^((s - lse) - lse_rest), by tiles: ds = p * (dO . v - D); dq = scale * sum ds k; dk = scale * sum ds q;
 ///                dv = sum p dO. dk and dv sum over the heads of a group too. All sums fp32 in a fixed order (attention_tiles.hpp), each
 ///                gradient rounded once at the end; dO, p and ds are rounded to the storage format where a product takes them.
 /// Shapes         dy as y; q, k, v, gate, documents, y and saved.lse as in the forward. dq, dk, dv, dgate shaped like q, k, v, gate;
 ///                they may be parts of one buffer, beside each other. All in the storage format.
-/// Error          p carries the rounding of lse, 2^-24 |lse|, as a relative error: 6e-4 at logits of 1e4, 6 % at 1e6 (as
-///                everywhere where lse is kept in fp32). qk_norm bounds logits by sqrt(head_dim) times the gains.
+/// Error          without saved.lse_rest p carries the rounding of lse, 2^-24 |lse|, as a relative error: 6e-4 at logits of 1e4, 6 %
+///                at 1e6 (as everywhere where only an fp32 lse is kept). qk_norm bounds logits by sqrt(head_dim) times the gains.
 /// Non-finite     as the forward: a token's dq and dgate are NaN where its y or dy is; dk and dv are NaN at keys that such a query saw,
 ///                or, for dk, where a NaN query did. What a query cannot see leaves no trace.
 /// Aliasing       gradients share no memory with inputs.
@@ -237,7 +247,7 @@ status gated_attention_backward(B const& be, std::type_identity_t<view<std::remo
                                 std::type_identity_t<view<std::remove_const_t<Q> const, 3>> v,
                                 std::type_identity_t<view<std::remove_const_t<Q> const, 3>> gate,
                                 view<int64_t const, 1> documents,
-                                std::type_identity_t<view<std::remove_const_t<Q> const, 3>> y, attention_saved saved,
+                                std::type_identity_t<view<std::remove_const_t<Q> const, 3>> y, attention_kept saved,
                                 std::type_identity_t<attention_gradients<std::remove_const_t<Q>>> out,
                                 attention_options options = {}, workspace ws = {}) {
     using T = std::remove_const_t<Q>;
@@ -249,12 +259,13 @@ status gated_attention_backward(B const& be, std::type_identity_t<view<std::remo
     check.shape("y", y, shape.tokens, shape.heads, shape.head_dim).unit_stride("y", y);
     check.shape("dy", dy, shape.tokens, shape.heads, shape.head_dim).unit_stride("dy", dy);
     check.shape("saved.lse", saved.lse, shape.tokens, shape.heads);
+    if (!saved.lse_rest.absent()) check.shape("saved.lse_rest", saved.lse_rest, shape.tokens, shape.heads);
     auto const gradient = [&](char const* argument, view<T, 3> x, view<T const, 3> like) {
         if (x.absent()) return;
         check.shape(argument, x, like.extent[0], like.extent[1], like.extent[2])
             .unit_stride(argument, x)
             .distinct(argument, x);
-        check.disjoint(argument, x, q, k, v, gate, documents, dy, y, saved.lse);
+        check.disjoint(argument, x, q, k, v, gate, documents, dy, y, saved.lse, saved.lse_rest);
     };
     gradient("out.dq", out.dq, q);
     gradient("out.dk", out.dk, k);
@@ -289,7 +300,7 @@ status gated_attention_backward(B const& be, std::type_identity_t<view<std::remo
     float const scale = detail::attention_scale(options, n);
     auto const alone = be.alone();
     attention_backward_task<T, std::remove_const_t<decltype(alone)>> const task{
-        alone,  shape,  plan_attention(shape), list,   scale, q, k, v, upper, saved.lse, products, out.dq,
+        alone,  shape,  plan_attention(shape), list,   scale, q, k, v, upper, saved.lse, saved.lse_rest, products, out.dq,
         out.dk, out.dv, query_gradients,       scratch};
     be.for_tasks(task.count(), task);
     return check.result;
