@@ -13,8 +13,15 @@ struct cross_entropy_options {
     float scale = 1.0f;   ///< of the gradient, e.g. 1 / number of counted rows; the loss is not scaled
 };
 
+/// What the forward saved, as the backward reads it.
+struct cross_entropy_kept {
+    view<float const, 1> lse = {}, lse_rest = {};
+};
+/// What the forward saves for the backward, caller-owned.
 struct cross_entropy_saved {
-    view<float, 1> lse = {}; ///< [rows] log-sum-exp of the logits, natural log
+    view<float, 1> lse = {};      ///< [rows] log-sum-exp of the logits, natural log
+    view<float, 1> lse_rest = {}; ///< [rows] what rounding took from lse, so that large logits keep their gradient's digits; or absent
+    KEEL_FN constexpr operator cross_entropy_kept() const { return {lse, lse_rest}; }
 };
 
 } // namespace keel
@@ -51,6 +58,9 @@ template <row_backend B, class X, class T> status cross_entropy(B const& be, vie
         check.shape("loss", loss, row_count).distinct("loss", loss).disjoint("loss", loss, logits, targets);
     check.shape("saved.lse", saved.lse, row_count).distinct("saved.lse", saved.lse);
     check.disjoint("saved.lse", saved.lse, logits, targets, loss);
+    if (!saved.lse_rest.absent())
+        check.shape("saved.lse_rest", saved.lse_rest, row_count).distinct("saved.lse_rest", saved.lse_rest);
+    check.disjoint("saved.lse_rest", saved.lse_rest, logits, targets, loss, saved.lse);
     check.require(row_count == 0 || column_count > 0, status_code::bad_shape, "logits", "columns", column_count,
                   "1 or more");
     if (!check.ok()) return check.result;
@@ -58,11 +68,12 @@ template <row_backend B, class X, class T> status cross_entropy(B const& be, vie
         if (int64_t const bad = first_bad_target(targets, column_count, options.ignored); bad >= 0)
             return check
                 .fail(status_code::bad_option, "targets", "value", targets(bad), 0,
-                      "an index below the number of columns")
+                      "an index in [0, columns), or options.ignored")
                 .result;
     be.for_rows(
         row_count, column_count,
-        cross_entropy_row<std::remove_const_t<X>>{logits, targets, loss, saved.lse, options.ignored, options.z_loss});
+        cross_entropy_row<std::remove_const_t<X>>{logits, targets, loss, saved.lse, saved.lse_rest, options.ignored,
+                                                  options.z_loss});
     return check.result;
 }
 
@@ -71,25 +82,26 @@ template <row_backend B, class X, class T> status cross_entropy(B const& be, vie
 /// Formula        p = exp(x - lse), whose relative error is that of the stored lse, 2^-24 |lse|; dlogits = scale * (1 + 2 z_loss lse) * p, less scale at the target; fp32, one rounding.
 /// Aliasing       dlogits may be logits itself.
 template <row_backend B, class X, class T, class DX>
-status cross_entropy_backward(B const& be, view<X, 2> logits, view<T, 1> targets, cross_entropy_saved saved,
+status cross_entropy_backward(B const& be, view<X, 2> logits, view<T, 1> targets, cross_entropy_kept saved,
                               view<DX, 2> dlogits, cross_entropy_options options = {}) {
     int64_t const row_count = logits.extent[0], column_count = logits.extent[1];
     validation check("cross_entropy_backward");
     check.present("logits", logits).unit_stride("logits", logits);
     check.shape("targets", targets, row_count).shape("saved.lse", saved.lse, row_count);
+    if (!saved.lse_rest.absent()) check.shape("saved.lse_rest", saved.lse_rest, row_count);
     check.shape("dlogits", dlogits, row_count, column_count)
         .unit_stride("dlogits", dlogits)
         .distinct("dlogits", dlogits);
-    check.disjoint_or_same("dlogits", dlogits, logits).disjoint("dlogits", dlogits, saved.lse);
+    check.disjoint_or_same("dlogits", dlogits, logits).disjoint("dlogits", dlogits, targets, saved.lse, saved.lse_rest);
     if (!check.ok() || logits.empty()) return check.result;
     if constexpr (backend_traits<B>::space == memory_space::host)
         if (int64_t const bad = first_bad_target(targets, column_count, options.ignored); bad >= 0)
             return check
                 .fail(status_code::bad_option, "targets", "value", targets(bad), 0,
-                      "an index below the number of columns")
+                      "an index in [0, columns), or options.ignored")
                 .result;
     be.for_rows(row_count, column_count,
-                cross_entropy_backward_row<std::remove_const_t<X>, DX>{logits, targets, saved.lse, dlogits,
+                cross_entropy_backward_row<std::remove_const_t<X>, DX>{logits, targets, saved.lse, saved.lse_rest, dlogits,
                                                                        options.ignored, options.z_loss, options.scale});
     return check.result;
 }

@@ -16,9 +16,14 @@ struct rms_norm_options {
     cast_order order = cast_order::gain_then_cast;
 };
 
-/// What the backward needs: 1 / rms of each row, fp32, caller-owned. Absent: not saved.
+/// What the forward saved, as the backward reads it: 1 / rms of each row, fp32.
+struct rms_norm_kept {
+    view<float const, 1> rrms = {};
+};
+/// What the forward saves for the backward, caller-owned. Absent: not saved.
 struct rms_norm_saved {
     view<float, 1> rrms = {};
+    KEEL_FN constexpr operator rms_norm_kept() const { return {rrms}; }
 };
 
 template <class DY> struct rms_norm_gradients {
@@ -88,7 +93,7 @@ template <row_backend B, class X, class D, class Y> status rms_norm(B const& be,
 /// Workspace      rms_norm_backward_workspace(rows, columns) where ddelta is wanted.
 /// Non-finite     a NaN or Inf stays in its row of dx, and reaches the columns of ddelta.
 template <row_backend B, class DY, class X, class D>
-status rms_norm_backward(B const& be, view<DY, 2> dy, view<X, 2> x, view<D, 1> delta, rms_norm_saved saved,
+status rms_norm_backward(B const& be, view<DY, 2> dy, view<X, 2> x, view<D, 1> delta, rms_norm_kept saved,
                          std::type_identity_t<rms_norm_gradients<std::remove_const_t<DY>>> out,
                          rms_norm_backward_options options = {}, workspace ws = {}) {
     return add_rms_norm_backward(be, dy, view<DY, 2>{}, x, delta, saved, out, options, ws, "rms_norm_backward");
@@ -134,7 +139,7 @@ status add_rms_norm(B const& be, view<X, 2> x, view<R, 2> residual, view<D, 1> d
 /// `sum` is what the forward stored; everything else as rms_norm_backward. out.dx may be dsum itself.
 template <row_backend B, class DY, class DS, class X, class D>
 status add_rms_norm_backward(B const& be, view<DY, 2> dy, view<DS, 2> dsum, view<X, 2> sum, view<D, 1> delta,
-                             rms_norm_saved saved,
+                             rms_norm_kept saved,
                              std::type_identity_t<rms_norm_gradients<std::remove_const_t<DY>>> out,
                              rms_norm_backward_options options = {}, workspace ws = {},
                              char const* name = "add_rms_norm_backward") {
