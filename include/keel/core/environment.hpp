@@ -32,8 +32,8 @@ struct floating_point_environment {
 namespace keel::inline KEEL_ABI {
 
 /// Probes the calling thread's floating-point environment with about a dozen operations on volatile operands, so that
-/// the machine and not the compiler answers, and asks the compiler what its flags allow it. The environment is per thread: probe in the threads that compute. Reads
-/// and changes no control register; raises the inexact and underflow flags.
+/// the machine and not the compiler answers, and asks the compiler what its flags allow it. The environment is per thread:
+/// probe in the threads that compute. Reads and changes no control register; raises the inexact and underflow flags.
 ///
 ///     if (auto const e = keel::probe(); !e.ok()) std::fprintf(stderr, "%s\n", e.message());
 KEEL_FN floating_point_environment probe() {

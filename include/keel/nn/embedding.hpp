@@ -25,12 +25,12 @@ template <class W, class Y> struct embedding_row {
     }
 };
 
-/// Columns of the table's gradient that are summed at once, token after token, in a strip that stays in the nearest cache. Shorter
-/// strips ask for memory past their end in vain: half as wide takes twice as long.
+/// Columns of the table's gradient that are summed at once, token after token, in a strip that stays in the nearest cache.
+/// Shorter strips ask for memory past their end in vain: half as wide takes twice as long.
 inline constexpr int64_t embedding_strip = 4096;
 
-/// dtable[id] = sum of dy over the tokens with that id, in ascending token order, from +0. An item is one id's strip of columns, all
-/// ids of a strip before the next strip, so that threads also share the columns of a frequent id.
+/// dtable[id] = sum of dy over the tokens with that id, in ascending token order, from +0. An item is one id's strip of
+/// columns, all ids of a strip before the next strip, so that threads also share the columns of a frequent id.
 template <class DY> struct embedding_backward_strip {
     view<DY const, 2> dy;
     int64_t const *offsets, *order;
@@ -68,7 +68,9 @@ KEEL_FN int64_t embedding_backward_workspace(int64_t tokens, int64_t vocabulary)
 /// Shapes         table [vocabulary, width], ids [tokens] with 0 <= id < vocabulary, y [tokens, width]. Columns adjacent.
 /// Formats        table and y any of float, bf16, f16; one rounding where they differ.
 /// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (an id out of range; on host backends).
-/// Non-finite     copied (NaN as the canonical one). No workspace.
+/// Non-finite     copied (NaN as the canonical one).
+/// Aliasing       y has memory of its own. No workspace.
+/// Cost           sizeof(W) + sizeof(Y) bytes an element of y.
 template <row_backend B, class W, class I, class Y> status embedding(B const& be, view<W, 2> table, view<I, 1> ids, view<Y, 2> y) {
     validation check("embedding");
     check.present("table", table).unit_stride("table", table).present("ids", ids);
@@ -82,9 +84,20 @@ template <row_backend B, class W, class I, class Y> status embedding(B const& be
     return check.result;
 }
 
-/// dtable[id] = (grad == accumulate ? dtable[id] : 0) + sum over tokens with that id of dy, fp32, ascending token order: the same bits
-/// for any thread count. Rows of ids that do not occur become 0 (overwrite) or stay (accumulate).
-/// Workspace: embedding_backward_workspace(tokens, vocabulary).
+/// The gradient of the table.
+///
+/// Formula        sum = dy of the id's tokens, added in ascending order from +0; dtable[id] = sum, or dtable[id] + sum
+///                under accumulate: the bits of a plain loop, for any thread count. Rows of ids that do not occur become
+///                +0 (overwrite) or keep every bit (accumulate).
+/// Shapes         dy [tokens, width], ids [tokens] with 0 <= id < vocabulary, dtable [vocabulary, width]. Columns adjacent.
+/// Formats        dy float, bf16 or f16; sums and dtable fp32.
+/// Error          n tokens of one id: n 2^-24 sum|dy|.
+/// Status         bad_shape, bad_stride, bad_pointer, overlap, small_workspace, bad_option (an id out of range).
+/// Non-finite     NaN and Inf reach their id's column and no other.
+/// Aliasing       dtable has memory of its own.
+/// Workspace      embedding_backward_workspace(tokens, vocabulary).
+/// Cost           reads dy once; writes dtable once (overwrite), or reads and writes the rows of ids that occur
+///                (accumulate). Threads share out ids and strips of 4096 columns.
 template <row_backend B, class DY, class I>
 status embedding_backward(B const& be, view<DY, 2> dy, view<I, 1> ids, view<float, 2> dtable, embedding_backward_options options = {},
                           workspace ws = {}) {

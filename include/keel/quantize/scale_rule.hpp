@@ -146,9 +146,9 @@ struct deep_gemm {
 };
 
 /// TransformerEngine, Float8BlockScaling with its default epsilon of 0: multiplier = code_max / amax, with its mantissa cleared for
-/// powers of two; 1 for a zero block; the input format's largest value where the quotient is Inf, and only there (f16 input has no
-/// amax so small). scale = 1 / multiplier, which for such tiny blocks is subnormal. For e8m0 it is TransformerEngine's MXFP8 rule, the
-/// same as round_up.
+/// powers of two; 1 for a zero block; the input format's largest value where the quotient is Inf, and only there (f16
+/// input has no amax so small). scale = 1 / multiplier, which for such tiny blocks is subnormal. For e8m0 it is
+/// TransformerEngine's MXFP8 rule, the same as round_up.
 struct transformer_engine {
     static constexpr bool bounded = true;
 
