@@ -9,6 +9,9 @@
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
 #error "keel: -ffast-math and -ffinite-math-only delete NaN tests and change rounding; compile this file without them"
 #endif
+#if defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__) // gcc; clang tells nobody: probe()
+#error "keel: -fassociative-math, -freciprocal-math and -fno-signed-zeros change sums, quotients and zeros; compile without them"
+#endif
 static_assert(__cplusplus >= 202002L, "keel needs C++20");
 
 // KEEL_FN marks small functions that are inlined everywhere, so no architecture-dependent symbol is left to the linker;

@@ -29,6 +29,7 @@ TEST_CASE("the default environment passes the probe") {
     CHECK(e.subnormal_operands);
     CHECK(e.subnormal_results);
     CHECK(e.fma_correctly_rounded);
+    CHECK(e.compiled_as_written);
     CHECK(e.ok());
     CHECK(e.message() == std::string("ok"));
 }
@@ -37,6 +38,7 @@ TEST_CASE("the probe sees directed rounding") {
     for (int const direction : {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO}) {
         auto const e = probe_rounding(direction);
         CHECK_FALSE(e.round_to_nearest);
+        CHECK(e.compiled_as_written); // no flag's doing
         CHECK_FALSE(e.ok());
         CHECK(e.message() == std::string("rounding is not to nearest"));
     }

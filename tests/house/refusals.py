@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""What must not compile: flags that delete NaN tests or change rounding, and a language before C++20."""
+"""What must not compile: flags that delete NaN tests or change rounding, a language before C++20, and blocks whose scales do not fit
+their consumer. Where a compiler has no macro for its flag, the probe must tell."""
 import pathlib
 import sys
+import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import house
@@ -10,11 +12,46 @@ REFUSED = [
     ("g++", ["-std=c++20", "-ffast-math"], "fast-math"),
     ("g++", ["-std=c++20", "-Ofast"], "fast-math"),
     ("g++", ["-std=c++20", "-ffinite-math-only"], "finite-math"),
+    ("g++", ["-std=c++20", "-funsafe-math-optimizations"], "associative-math"),
+    ("g++", ["-std=c++20", "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"], "associative-math"),
+    ("g++", ["-std=c++20", "-freciprocal-math"], "reciprocal-math"),
+    ("g++", ["-std=c++20", "-fno-signed-zeros"], "signed-zeros"),
     ("clang++", ["-std=c++20", "-ffast-math"], "fast-math"),
     ("clang++", ["-std=c++20", "-ffinite-math-only"], "finite-math"),
     ("g++", ["-std=c++17"], "C++20"),
     ("clang++", ["-std=c++17"], "C++20"),
 ]
+
+# clang defines no macro for these: the probe's message instead of "ok".
+PROBED = [["-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"], ["-freciprocal-math"], ["-fno-signed-zeros"],
+          ["-funsafe-math-optimizations"]]
+PROBE = "#include <cstdio>\n#include <keel/core/environment.hpp>\nint main() { std::puts(keel::probe().message()); }\n"
+
+
+# The types compile alone, and with none of the refused lines after them.
+TYPES = """#include <keel/backend/reference.hpp>
+#include <keel/quantize/quantize.hpp>
+using namespace keel;
+status microscaling(mx_blocks<e4m3> q, view<float, 2> y) { return dequantize(reference{}, q, y); }
+status accepted(view<float, 2> y) { return microscaling(mx_blocks<e4m3>{}, y); }
+"""
+TYPES_REFUSED = [
+    ("an fp32 scale for a consumer of e8m0", "status f(view<float, 2> y) { return microscaling(block_scaled<e4m3, fp32_scale, 1, 32>{}, y); }"),
+    ("an fp32 power of two for a consumer of e8m0",
+     "status f(view<float, 2> y) { return microscaling(block_scaled<e4m3, power_of_two_scale, 1, 32>{}, y); }"),
+    ("ocp_floor with fp32 scales", "status f(view<float, 2> x, row_blocks<> q) { "
+     "return quantize<overflow::saturate, scale_rules::ocp_floor>(reference{}, x, q); }"),
+    ("codes that are only read, as an output",
+     "status f(view<float, 2> x, row_blocks<e4m3 const> q) { return quantize<overflow::saturate>(reference{}, x, q); }"),
+]
+
+
+def probe(compiler, flags, options):
+    with tempfile.TemporaryDirectory() as folder:
+        program = str(pathlib.Path(folder) / "probe")
+        command = [compiler, "-std=c++20", "-O2", *flags, *house.include_flags(options.xsimd), "-x", "c++", "-", "-o", program]
+        code, output = house.run(command, PROBE)
+        return output if code else house.run([program])[1]
 
 
 def main():
@@ -27,6 +64,17 @@ def main():
             failures.append(f"{compiler} {' '.join(flags)}: not refused with a clear message\n{house.errors(output)}")
         if house.run(command + ["-std=c++20"], text)[0] != 0:
             failures.append(f"{compiler} refuses plain C++20 as well")
+    if "clang++" in known:
+        if probe("clang++", [], options) != "ok\n":
+            failures.append("clang++: the probe finds fault with plain flags")
+        failures += [f"clang++ {' '.join(f)}: the probe says ok" for f in PROBED
+                     if probe("clang++", f, options) == "ok\n"]
+    for compiler in known:
+        command = [compiler, "-std=c++20", "-fsyntax-only", *house.include_flags(options.xsimd), "-x", "c++", "-"]
+        code, output = house.run(command, TYPES)
+        if code != 0:
+            failures.append(f"{compiler} refuses blocks that fit\n{house.errors(output)}")
+        failures += [f"{compiler} takes {what}" for what, text in TYPES_REFUSED if house.run(command, TYPES + text)[0] == 0]
     return house.report("refusals", failures)
 
 

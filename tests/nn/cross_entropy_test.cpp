@@ -123,7 +123,57 @@ TEST_CASE("a target out of range is refused before anything is written") {
     guarded_matrix<float> logits(2, 5), loss(1, 2, 0, {7, 7}), lse(1, 2, 0, {7, 7});
     std::vector<int32_t> const targets = {1, 5};
     auto const s = keel::cross_entropy(keel::cpu{}, logits.view(), keel::vec(targets.data(), 2), loss.vec(), {.lse = lse.vec()});
-    CHECK(s.message() == "cross_entropy: targets has value = 5, wanted an index below the number of columns (bad_option)");
+    CHECK(s.message() == "cross_entropy: targets has value = 5, wanted an index in [0, columns), or options.ignored (bad_option)");
     CHECK(loss.at(0, 0) == 7.0);
     CHECK(lse.at(0, 0) == 7.0);
+}
+
+TEST_CASE("the gradient of large logits keeps its digits where the rest of lse is saved") {
+    // Without the rest p is off by up to 2^-24 |lse|, 6e-3 here. With it: x - lse, its difference from the rest and exp each round at
+    // the size of p |log p| <= 1/e or p, so 2^-22 is enough for p <= 1.
+    for (float shift : {1e4f, 1e5f, -1e5f, 3e6f}) {
+        INFO("shift " << shift);
+        auto values = floats(data_kind::normal, 2 * 67, 3);
+        for (float& v : values) v = shift + 2 * v;
+        guarded_matrix<float> logits(2, 67, 1, values), lse(1, 2), rest(1, 2), d(2, 67);
+        std::vector<int32_t> const targets = {5, 66};
+        for_each_backend([&](std::string const& name, auto const& be) {
+            INFO(name);
+            keel::cross_entropy_saved const saved{.lse = lse.vec(), .lse_rest = rest.vec()};
+            keel::cross_entropy(be, logits.view(), keel::vec(targets.data(), 2), keel::view<float, 1>{}, saved).or_throw();
+            keel::cross_entropy_backward(be, logits.view(), keel::vec(targets.data(), 2), saved, d.view()).or_throw();
+            for (int64_t i = 0; i < 2; ++i) {
+                double const exact = log_sum_exp(row_of(logits, i));
+                CHECK(std::abs(lse.at(0, i) + rest.at(0, i) - exact) <= 8 * 0x1p-24 * 6); // log(67) + a few, not 1e5
+                for (int64_t j = 0; j < 67; ++j) {
+                    double const want = std::exp(logits.at(i, j) - exact) - (targets[static_cast<std::size_t>(i)] == j ? 1 : 0);
+                    if (!(std::abs(d.at(i, j) - want) <= 0x1p-21)) FAIL_CHECK(i << "," << j << ": " << d.at(i, j) << " for " << want);
+                }
+            }
+        });
+    }
+}
+
+TEST_CASE("the gradient does not write over targets or what was saved, and reads what is const") {
+    std::vector<float> logits(8, 0.0f), buffer(8), lse(2, 1.4f), d(8);
+    auto* const ids = reinterpret_cast<int32_t*>(buffer.data());
+    ids[2] = ids[3] = 1;
+    auto const x = keel::rows(logits.data(), 2, 4);
+    auto const t = keel::vec(static_cast<int32_t const*>(ids + 2), 2);
+    float const* const read_only = lse.data();
+    auto const backward = [&](float* out) {
+        return keel::cross_entropy_backward(keel::cpu{}, x, t, {.lse = keel::vec(read_only, 2)}, keel::rows(out, 2, 4));
+    };
+    CHECK(backward(buffer.data()).message() == "cross_entropy_backward: dlogits, wanted memory of its own (overlap)");
+    CHECK(ids[2] == 1);
+    CHECK(keel::cross_entropy_backward(keel::cpu{}, x, t, {.lse = keel::vec(read_only, 2), .lse_rest = keel::vec(d.data(), 2)},
+                                       keel::rows(d.data(), 2, 4))
+              .code == keel::status_code::overlap);
+    CHECK(keel::cross_entropy(keel::cpu{}, x, t, keel::view<float, 1>{}, {.lse = keel::vec(lse.data(), 2), .lse_rest = keel::vec(lse.data() + 1, 2)})
+              .code == keel::status_code::overlap);
+    CHECK(backward(d.data()).ok());
+    CHECK(d[5] < 0);
+    // Null data beside elements is a mistake, not an absent argument.
+    CHECK(keel::cross_entropy(keel::cpu{}, x, t, keel::vec(static_cast<float*>(nullptr), 2), {.lse = keel::vec(lse.data(), 2)}).message() ==
+          "cross_entropy: loss, wanted data, not null (bad_pointer)");
 }

@@ -143,3 +143,55 @@ TEST_CASE("linear layers refuse what does not fit") {
     CHECK(forward(weight, y.view(), saved).ok());
     CHECK(keel::linear_backward(keel::cpu{}, y.view(), x.view(), w2.view(), {.dx = dx.view()}).code == keel::status_code::small_workspace);
 }
+
+TEST_CASE("linear refuses views that cannot be made") {
+    std::vector<float> x(80, 3.0f), y(80, -1.0f);
+    keel::view<float, 3> const from{x.data(), {2, 3, 8}, {40, 8, 1}}, to{y.data(), {2, 3, 8}, {40, 8, 1}};
+    CHECK(keel::linear(keel::cpu{}, flattened(from), flattened(from), flattened(to)).message() ==
+          "linear: x has rows = -1, wanted 0 or more (bad_shape)");
+    CHECK(!keel::linear_backward(keel::cpu{}, flattened(from), flattened(from), flattened(from), {flattened(to), {}}).ok());
+    CHECK(y == std::vector<float>(80, -1.0f));
+}
+
+TEST_CASE("the FP8 layer: no output lies over any input, w and saved may be const, the plan prints") {
+    int64_t const t = 4, i = 6, o = 6;
+    keel::fp8_linear_plan<> const plan{t, i, o};
+    CHECK(plan.text() == "tokens 4, inputs 6, outputs 6; scales: 1 of w, 6 saved");
+    std::vector<float> x(24, 1.5f), w(36, 0.25f), y(24, 7.0f), w_scales(64), saved_scales(16), codes_as_floats(16);
+    std::vector<keel::e4m3> w_codes(64), saved_codes(64);
+    auto const X = keel::rows(x.data(), t, i), Y = keel::rows(y.data(), t, o);
+    keel::cpu be;
+    scratch ws(keel::fp8_linear_workspace(be, plan));
+    auto const refuses = [&](keel::e4m3* wc, float* wsc, keel::e4m3* sc, float* ssc) {
+        keel::quantize<keel::overflow::saturate>(be, keel::rows(w.data(), o, i), plan.weight(wc, wsc)).or_throw();
+        auto const s = keel::fp8_linear(be, plan, X, plan.weight(wc, wsc), Y, plan.saved(sc, ssc), nullptr, ws.get());
+        return s.code == keel::status_code::overlap && y == std::vector<float>(24, 7.0f);
+    };
+    auto const as_codes = [](std::vector<float>& f) { return reinterpret_cast<keel::e4m3*>(f.data()); };
+    CHECK(refuses(w_codes.data(), w_scales.data(), w_codes.data() + 30, saved_scales.data()));
+    CHECK(refuses(w_codes.data(), w_scales.data(), as_codes(w_scales), saved_scales.data()));
+    CHECK(refuses(as_codes(codes_as_floats), w_scales.data(), saved_codes.data(), codes_as_floats.data() + 8));
+    CHECK(refuses(w_codes.data(), w_scales.data(), saved_codes.data(), w_scales.data()));
+    CHECK(refuses(w_codes.data(), w_scales.data(), as_codes(y), saved_scales.data()));
+    CHECK(refuses(w_codes.data(), w_scales.data(), as_codes(x), saved_scales.data()));
+    auto const half = keel::fp8_linear_plan<>::token_blocks{{}, plan.saved(saved_codes.data(), saved_scales.data()).scales};
+    CHECK(!keel::fp8_linear(be, plan, X, plan.weight(w_codes.data(), w_scales.data()), Y, half, nullptr, ws.get()).ok());
+    // From const memory, the same results.
+    keel::quantize<keel::overflow::saturate>(be, keel::rows(w.data(), o, i), plan.weight(w_codes.data(), w_scales.data())).or_throw();
+    keel::e4m3 const *const wc = w_codes.data(), *const sc = saved_codes.data();
+    float const *const wsc = w_scales.data(), *const ssc = saved_scales.data();
+    keel::tile_blocks<keel::e4m3 const> const read_w{keel::rows(wc, o, i), keel::rows(wsc, 1, 1)};
+    keel::column_blocks<keel::e4m3 const> const read_saved{keel::rows(sc, t, i), keel::rows(ssc, 1, i)};
+    std::vector<float> dx(24), dw(36), plain_y(24), plain_dw(36);
+    keel::fp8_linear(be, plan, X, read_w, Y, plan.saved(saved_codes.data(), saved_scales.data()), nullptr, ws.get()).or_throw();
+    auto const plain_w = plan.weight(w_codes.data(), w_scales.data());
+    auto const plain_saved = plan.saved(saved_codes.data(), saved_scales.data());
+    keel::fp8_linear(be, plan, X, plain_w, keel::rows(plain_y.data(), t, o), {}, nullptr, ws.get()).or_throw();
+    CHECK(equal_bits(y, plain_y));
+    CHECK(y[0] == Approx(6 * 1.5 * 0.25).epsilon(1e-5));
+    keel::fp8_linear_backward(be, plan, Y, read_w, read_saved, {keel::rows(dx.data(), t, i), keel::rows(dw.data(), o, i)}, {}, nullptr, ws.get())
+        .or_throw();
+    keel::fp8_linear_backward(be, plan, Y, plain_w, plain_saved, {.dw = keel::rows(plain_dw.data(), o, i)}, {}, nullptr, ws.get()).or_throw();
+    CHECK(equal_bits(dw, plain_dw));
+    CHECK(dw[0] == Approx(4 * 2.25 * 1.5).epsilon(1e-5));
+}

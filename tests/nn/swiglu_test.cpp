@@ -61,3 +61,17 @@ TEST_CASE("swiglu in place, and its refusals") {
     CHECK(keel::swiglu(be, keel::rows(static_cast<float*>(nullptr), 0, 9), keel::rows(static_cast<float*>(nullptr), 0, 9),
                        keel::rows(static_cast<float*>(nullptr), 0, 9)).ok());
 }
+
+TEST_CASE("a cube with gaps cannot be flattened: every call refuses it, also beside others like it") {
+    std::vector<float> x(80, 3.0f), y(80, -1.0f);
+    keel::view<float, 3> const from{x.data(), {2, 3, 8}, {40, 8, 1}}, to{y.data(), {2, 3, 8}, {40, 8, 1}};
+    CHECK(keel::swiglu(keel::cpu{}, keel::flattened(from), keel::flattened(from), keel::flattened(to)).message() ==
+          "swiglu: gate has rows = -1, wanted 0 or more (bad_shape)");
+    CHECK(!keel::swiglu_backward(keel::cpu{}, flattened(from), flattened(from), flattened(from), {flattened(to), flattened(to)}).ok());
+    CHECK(y == std::vector<float>(80, -1.0f));
+    // Without gaps, or with one item, it is the same elements.
+    CHECK(keel::flattened(keel::cube(x.data(), 2, 3, 8)).extent[0] == 6);
+    CHECK(keel::flattened(keel::slice(from, 1, 1)).data == x.data() + 40);
+    CHECK(keel::flattened(keel::cube(x.data(), 2, 0, 8)).empty());
+    CHECK(keel::slice(keel::view<float, 2>{}, 3, 5).absent());
+}

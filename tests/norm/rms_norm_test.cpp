@@ -280,3 +280,28 @@ TEST_CASE("a bad call names the argument and writes nothing") {
     CHECK(w.contents() == x.contents());
     CHECK(keel::rms_norm(be, keel::rows(w.view().data, 2, 8, 0), delta.vec(), z).ok());
 }
+
+TEST_CASE("rms_norm refuses views that cannot be made, and null data where an optional argument has elements") {
+    std::vector<float> x(80, 3.0f), y(80, -1.0f), r(6, 0.5f);
+    keel::cpu be;
+    keel::view<float, 3> const from{x.data(), {2, 3, 8}, {40, 8, 1}}, to{y.data(), {2, 3, 8}, {40, 8, 1}};
+    CHECK(keel::rms_norm(be, flattened(from), keel::view<float, 1>{}, flattened(to)).message() ==
+          "rms_norm: x has rows = -1, wanted 0 or more (bad_shape)");
+    auto const X = keel::rows(x.data(), 6, 8), Y = keel::rows(y.data(), 6, 8);
+    auto const null = [](int64_t n) { return keel::vec(static_cast<float*>(nullptr), n); };
+    CHECK(keel::rms_norm(be, X, null(8), Y).message() == "rms_norm: delta, wanted data, not null (bad_pointer)");
+    CHECK(keel::rms_norm(be, X, null(0), Y).ok());
+    CHECK(keel::rms_norm(be, X, keel::view<float, 1>{}, Y, {.rrms = null(6)}).message() ==
+          "rms_norm: saved.rrms, wanted data, not null (bad_pointer)");
+    y.assign(80, -1.0f);
+    auto const backward = [&](keel::view<float, 2> dsum, keel::view<float, 1> delta, keel::view<float, 2> dx) {
+        float const* const kept = r.data(); // const, as every input may be
+        return keel::add_rms_norm_backward(be, X, dsum, X, delta, {.rrms = keel::vec(kept, 6)}, {.dx = dx}).message();
+    };
+    auto const nothing = keel::rows(static_cast<float*>(nullptr), 6, 8);
+    CHECK(backward(nothing, {}, Y) == "add_rms_norm_backward: dsum, wanted data, not null (bad_pointer)");
+    CHECK(backward({}, null(8), Y) == "add_rms_norm_backward: delta, wanted data, not null (bad_pointer)");
+    CHECK(backward({}, {}, nothing) == "add_rms_norm_backward: out.dx, wanted data, not null (bad_pointer)");
+    CHECK(y == std::vector<float>(80, -1.0f));
+    CHECK(backward({}, {}, Y) == "ok");
+}

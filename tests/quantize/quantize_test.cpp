@@ -232,3 +232,25 @@ TEST_CASE("a bad quantise names the argument and writes nothing") {
     CHECK(columns.codes.at(0, 0) == 0.0);
     CHECK(q.codes.at(0, 0) == 0.0);
 }
+
+TEST_CASE("views that cannot be made are refused by quantize and dequantize, also beside others like them") {
+    std::vector<float> x(1300, 1.0f), y(1300, -1.0f);
+    std::vector<keel::e4m3> codes(1300, keel::e4m3{0x55});
+    std::vector<float> scales(40, 9.0f);
+    keel::view<float, 3> const from{x.data(), {2, 3, 8}, {40, 8, 1}}, to{y.data(), {2, 3, 8}, {40, 8, 1}};
+    keel::tile_blocks<> const q{keel::rows(codes.data(), 256, 5), keel::rows(scales.data(), 2, 1)};
+    auto const off = keel::slice(q, 64, 64); // no block begins there
+    CHECK(keel::quantize<overflow::saturate>(keel::cpu{}, flattened(from), off).message() ==
+          "quantize: x has rows = -1, wanted 0 or more (bad_shape)");
+    CHECK(keel::quantize<overflow::saturate>(keel::cpu{}, keel::rows(x.data(), 0, 0), off).message() ==
+          "quantize: out.codes has rows = -1, wanted 0 or more (bad_shape)");
+    CHECK(keel::dequantize(keel::cpu{}, off, flattened(to)).message() == "dequantize: y has rows = -1, wanted 0 or more (bad_shape)");
+    CHECK(keel::dequantize(keel::cpu{}, off, keel::rows(y.data(), 0, 0)).message() ==
+          "dequantize: in.codes has rows = -1, wanted 0 or more (bad_shape)");
+    CHECK(codes[0].bits == 0x55);
+    CHECK(y == std::vector<float>(1300, -1.0f));
+    auto const on = keel::slice(q, 128, 128);
+    CHECK(keel::quantize<overflow::saturate>(keel::cpu{}, keel::rows(x.data(), 128, 5), on).ok());
+    CHECK(scales[0] == 9.0f);
+    CHECK(scales[1] == 1.0f / 448.0f);
+}

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <keel/format/bf16.hpp>
+#include <keel/format/f16.hpp>
 #include <keel/quantize/quantize.hpp>
 #include <support/backends.hpp>
 #include <support/catch.hpp>
@@ -112,17 +113,20 @@ TEST_CASE("TransformerEngine: the multiplier first; zero blocks and overflowing 
     auto const check = [](float input_max) {
         return [input_max](float amax, float scale, float multiplier) {
             float wanted = amax == 0 ? 1.0f : 448.0f / amax;
-            if (std::isinf(wanted) || wanted > input_max) wanted = input_max;
+            if (std::isinf(wanted)) wanted = input_max; // a finite quotient stays, however large beside the input format
             return multiplier == wanted && scale == 1.0f / wanted;
         };
     };
     check_rule<scale_rules::transformer_engine, e4m3, fp32_scale>("float", check((format_traits<float>::max)()));
     check_rule<scale_rules::transformer_engine, e4m3, fp32_scale, bf16>("bf16", check((format_traits<bf16>::max)()));
+    check_rule<scale_rules::transformer_engine, e4m3, fp32_scale, f16>("f16", check((format_traits<f16>::max)()));
     check_rule<scale_rules::transformer_engine, e5m2, power_of_two_scale>("power of two", [](float amax, float scale, float multiplier) {
         float const quotient = amax == 0 ? 1.0f : std::min(57344.0f / amax, (format_traits<float>::max)());
         double const wanted = std::ldexp(1.0, binade(static_cast<double>(quotient)));
         return static_cast<double>(multiplier) == wanted && static_cast<double>(scale) == 1 / wanted;
     });
+    // f16 input of ordinary size: the block's largest element uses the codes' whole range.
+    CHECK(scale_of<scale_rules::transformer_engine, e4m3, fp32_scale, f16>(bits(0.001f)).multiplier == 448.0f / 0.001f);
     // TransformerEngine #786: amax 1e-37 has a finite multiplier.
     CHECK(scale_of<scale_rules::transformer_engine, e4m3, fp32_scale>(bits(1e-37f)).multiplier == (format_traits<float>::max)());
 }

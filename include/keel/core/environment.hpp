@@ -11,9 +11,10 @@ struct floating_point_environment {
     bool subnormal_operands = false;    ///< false: read as zero (x86: DAZ)
     bool subnormal_results = false;     ///< false: written as zero (x86: FTZ)
     bool fma_correctly_rounded = false; ///< false: two roundings, or one by way of double
+    bool compiled_as_written = false;   ///< false: -fassociative-math, -freciprocal-math or -fno-signed-zeros here (clang has no macro)
 
     KEEL_FN constexpr bool ok() const {
-        return round_to_nearest && subnormal_operands && subnormal_results && fma_correctly_rounded;
+        return round_to_nearest && subnormal_operands && subnormal_results && fma_correctly_rounded && compiled_as_written;
     }
     /// "ok", or the first thing that is wrong.
     KEEL_FN constexpr char const* message() const {
@@ -21,6 +22,7 @@ struct floating_point_environment {
         if (!subnormal_operands) return "subnormal operands are read as zero (DAZ)";
         if (!subnormal_results) return "subnormal results are written as zero (FTZ)";
         if (!fma_correctly_rounded) return "fma rounds more than once";
+        if (!compiled_as_written) return "compiled with flags that reorder sums, multiply by reciprocals or lose signed zeros";
         return "ok";
     }
 };
@@ -30,8 +32,8 @@ struct floating_point_environment {
 namespace keel::inline KEEL_ABI {
 
 /// Probes the calling thread's floating-point environment with about a dozen operations on volatile operands, so that
-/// the machine and not the compiler answers. The environment is per thread: probe in the threads that compute. Reads
-/// and changes no control register; raises the inexact and underflow flags.
+/// the machine and not the compiler answers, and asks the compiler what its flags allow it. The environment is per thread:
+/// probe in the threads that compute. Reads and changes no control register; raises the inexact and underflow flags.
 ///
 ///     if (auto const e = keel::probe(); !e.ok()) std::fprintf(stderr, "%s\n", e.message());
 KEEL_FN floating_point_environment probe() {
@@ -56,6 +58,11 @@ KEEL_FN floating_point_environment probe() {
     float const a = opaque(97.0f), b = opaque(172961.0f);
     e.fma_correctly_rounded = same(opaque(fma(a, b, opaque(0x1p-40f))), 0x1p+24f + 2.0f) &&
                               same(opaque(fma(a, b, opaque(-0x1p-40f))), 0x1p+24f);
+    // Here the compiler answers, in any rounding: (1 + t) - 1 becomes t where sums are reordered, 41 / 41 as 41 * (1 / 41) falls short
+    // of 1, and x + 0 becomes x where zeros have no sign.
+    float const tiny = opaque(0x1p-30f), minus_zero = opaque(-0.0f);
+    e.compiled_as_written = same((one + tiny) - one, opaque(opaque(one + tiny) - one)) && same(opaque(41.0f) / 41.0f, 1.0f) &&
+                            same(minus_zero + 0.0f, opaque(minus_zero + opaque(0.0f)));
     return e;
 }
 

@@ -75,7 +75,7 @@ struct [[nodiscard]] status {
 #if KEEL_HAS_EXCEPTIONS
         throw std::runtime_error(message());
 #else
-        std::fputs(message().c_str(), stderr);
+        std::fputs((message() + "\n").c_str(), stderr);
         std::abort();
 #endif
     }

@@ -40,7 +40,7 @@ struct validation {
         for (int d = 0; d < Rank; ++d)
             if (v.extent[d] < 0)
                 return fail(status_code::bad_shape, argument, dimension(Rank, d), v.extent[d], 0, "0 or more");
-        if (!v.empty() && v.absent()) return fail(status_code::bad_pointer, argument, "data, not null");
+        if (!v.empty() && v.data == nullptr) return fail(status_code::bad_pointer, argument, "data, not null");
         return *this;
     }
     /// Extent of one dimension equals `wanted`; includes present().
@@ -163,7 +163,7 @@ private:
     }
     template <class A, int RankA, class B, int RankB>
     KEEL_HOST static bool overlapping(view<A, RankA> const& a, view<B, RankB> const& b) {
-        if (a.absent() || b.absent() || a.empty() || b.empty()) return false;
+        if (a.data == nullptr || b.data == nullptr || a.empty() || b.empty()) return false;
         byte_range const x = range_of(a), y = range_of(b);
         return x.low < y.high && y.low < x.high && !side_by_side(a, b);
     }

@@ -24,8 +24,12 @@ template <class T, int Rank> struct view {
         return n;
     }
     KEEL_FN constexpr bool empty() const { return size() == 0; }
-    /// True where no memory was given: an optional output that is not wanted.
-    KEEL_FN constexpr bool absent() const { return data == nullptr; }
+    /// True of a default view: an optional argument that was not given. Null data beside elements is a mistake, which calls refuse.
+    KEEL_FN constexpr bool absent() const {
+        bool none = data == nullptr; // no branches: kernels ask inside their loops
+        for (int d = 0; d < Rank; ++d) none = none & (extent[d] == 0);
+        return none;
+    }
 
     template <class... I> KEEL_FN constexpr T* at(I... index) const {
         static_assert(sizeof...(I) <= Rank);
@@ -70,8 +74,9 @@ template <class T> KEEL_FN constexpr view<T, 2> transposed(view<T, 2> v) {
     return {v.data, {v.extent[1], v.extent[0]}, {v.stride[1], v.stride[0]}};
 }
 
-/// Indices [first, first + count) of dimension 0.
+/// Indices [first, first + count) of dimension 0; of an absent view an absent one.
 template <class T, int Rank> KEEL_FN constexpr view<T, Rank> slice(view<T, Rank> v, int64_t first, int64_t count) {
+    if (v.absent()) return v;
     if (v.data != nullptr) v.data += first * v.stride[0];
     v.extent[0] = count;
     return v;
@@ -87,10 +92,15 @@ template <class T, int Rank> KEEL_FN constexpr view<T, Rank - 1> part(view<T, Ra
     for (int d = 0; d + 1 < Rank; ++d) r.extent[d] = v.extent[d + 1], r.stride[d] = v.stride[d + 1];
     return r;
 }
-/// [a, b, c] seen as [a*b, c]; needs stride[0] == extent[1] * stride[1]. Without it an absent view of no elements: beside
-/// arguments that have some a call refuses it, but a call whose arguments are all such does nothing.
+/// A view that every call refuses, by the name of its argument: what a view that cannot be made becomes.
+template <class T, int Rank> KEEL_FN constexpr view<T, Rank> impossible_view() {
+    view<T, Rank> v;
+    for (int d = 0; d < Rank; ++d) v.extent[d] = -1;
+    return v;
+}
+/// [a, b, c] seen as [a*b, c]; needs stride[0] == extent[1] * stride[1]. Without it an impossible_view.
 template <class T> KEEL_FN constexpr view<T, 2> flattened(view<T, 3> v) {
-    if (v.extent[0] > 1 && v.stride[0] != v.extent[1] * v.stride[1]) return {};
+    if (v.extent[0] > 1 && v.extent[1] > 0 && v.stride[0] != v.extent[1] * v.stride[1]) return impossible_view<T, 2>();
     return {v.data, {v.extent[0] * v.extent[1], v.extent[2]}, {v.stride[1], v.stride[2]}};
 }
 

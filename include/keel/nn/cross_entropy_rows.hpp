@@ -19,6 +19,12 @@ template <class G, class X> KEEL_FN float row_max(G const& g, X const* x, int64_
 struct log_sum_exp {
     float largest, rest;
     KEEL_FN float value() const { return add(largest, rest); }
+    /// What rounding took from value(), exactly (Knuth's two-sum); 0 where value() is not finite.
+    KEEL_FN float lost() const {
+        float const s = value(), r = s - largest;
+        if ((bits(s) & magnitude_mask) >= infinity_bits) return 0.0f;
+        return add(largest - (s - r), rest - r);
+    }
 };
 template <class G, class X> KEEL_FN log_sum_exp row_log_sum_exp(G const& g, X const* x, int64_t n) {
     using F = typename G::value;
@@ -31,7 +37,7 @@ template <class G, class X> KEEL_FN log_sum_exp row_log_sum_exp(G const& g, X co
 template <class X> struct cross_entropy_row {
     view<X const, 2> logits;
     view<int32_t const, 1> targets;
-    view<float, 1> loss, lse;
+    view<float, 1> loss, lse, lse_rest;
     int32_t ignored;
     float z_loss;
 
@@ -40,6 +46,7 @@ template <class X> struct cross_entropy_row {
         log_sum_exp const sum = row_log_sum_exp(g, logits.at(row), logits.extent[1]);
         if (!g.leader()) return;
         lse(row) = sum.value();
+        if (!lse_rest.absent()) lse_rest(row) = sum.lost();
         if (loss.absent()) return;
         if (target == ignored) {
             loss(row) = 0.0f;
@@ -50,11 +57,11 @@ template <class X> struct cross_entropy_row {
     }
 };
 
-/// dlogits = scale * ((1 + 2 z lse) * softmax - onehot).
+/// dlogits = scale * ((1 + 2 z lse) * softmax - onehot), softmax = exp((x - lse) - lse_rest).
 template <class X, class DX> struct cross_entropy_backward_row {
     view<X const, 2> logits;
     view<int32_t const, 1> targets;
-    view<float const, 1> lse;
+    view<float const, 1> lse, lse_rest;
     view<DX, 2> dlogits;
     int32_t ignored;
     float z_loss, scale;
@@ -64,11 +71,11 @@ template <class X, class DX> struct cross_entropy_backward_row {
         using U = typename G::words;
         int32_t const target = targets(row);
         bool const skip = target == ignored;
-        F const total(lse(row)), weight(skip ? 0.0f : mul(scale, fma(2.0f * z_loss, lse(row), 1.0f))),
+        F const total(lse(row)), rest(lse_rest.absent() ? 0.0f : lse_rest(row)), weight(skip ? 0.0f : mul(scale, fma(2.0f * z_loss, lse(row), 1.0f))),
             minus_scale(-scale);
         U const chosen(static_cast<uint32_t>(target));
         g.each(logits.extent[1], [&](auto at) {
-            F const p = exp(g.load(logits.at(row), at) - total);
+            F const p = exp(g.load(logits.at(row), at) - total - rest);
             F const d = select(eq(g.position(at), chosen), fma(p, weight, minus_scale), p * weight);
             g.store(dlogits.at(row), at, skip ? F(0.0f) : d);
         });

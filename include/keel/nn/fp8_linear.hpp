@@ -8,6 +8,8 @@
 // sums over. Only x's codes along the tokens are kept for the backward: one byte an element instead of two or four.
 #pragma once
 
+#include <string>
+
 #include <keel/nn/linear.hpp>
 #include <keel/quantize/quantize.hpp>
 #include <keel/quantize/scaled_matmul.hpp>
@@ -19,6 +21,8 @@ template <class Scale = fp32_scale, class Code = e4m3> struct fp8_linear_plan {
     using activation_blocks = row_blocks<Code, Scale>; ///< x and dy, along their columns
     using token_blocks = column_blocks<Code, Scale>;   ///< x and dy, along the tokens
     using weight_blocks = tile_blocks<Code, Scale>;    ///< W
+    using read_weight_blocks = tile_blocks<Code const, Scale>;  ///< W where it is only read
+    using read_token_blocks = column_blocks<Code const, Scale>; ///< the saved x where it is only read
     using storage = typename Scale::storage;
 
     int64_t tokens = 0, inputs = 0, outputs = 0;
@@ -36,6 +40,13 @@ template <class Scale = fp32_scale, class Code = e4m3> struct fp8_linear_plan {
     }
     KEEL_FN token_blocks saved(Code* codes, storage* scales) const {
         return {rows(codes, tokens, inputs), rows(scales, token_blocks::scale_rows(tokens), inputs)};
+    }
+
+    /// "tokens 150, inputs 200, outputs 140; scales: 4 of w, 400 saved"
+    KEEL_HOST std::string text() const {
+        return "tokens " + std::to_string(tokens) + ", inputs " + std::to_string(inputs) + ", outputs " +
+               std::to_string(outputs) + "; scales: " + std::to_string(weight_scales()) + " of w, " +
+               std::to_string(saved_scales()) + " saved";
     }
 };
 
@@ -81,13 +92,16 @@ int64_t fp8_linear_workspace(B const& be, fp8_linear_plan<Scale, Code> const& pl
 ///                blocks for the backward; y = scaled_matmul(x, W^T).
 /// Shapes         x [tokens, inputs], w: plan.weight's codes of [outputs, inputs], y [tokens, outputs], saved: plan.saved or absent.
 /// Formats        x float, bf16 or f16; y float or bf16, one rounding.
-/// Status         bad_shape, bad_stride, overlap, small_workspace.
+/// Error          that of scaled_matmul against the codes; the codes are within 2^-4 (e4m3) of an element no smaller than
+///                2^-13 of its block's largest. For normal x and W y is off by 4 % (Frobenius norm), below 6 % in the test.
+/// Status         bad_shape, bad_stride, bad_pointer, overlap, small_workspace.
+/// Aliasing       y, saved.codes and saved.scales have memory of their own, apart from each other and from x and w.
 /// Non-finite     a NaN or Inf element stays one in its code (in e4m3 both are NaN), so it stays visible: its row of y is NaN or Inf.
 /// Report         optional, of the quantisations. Workspace: fp8_linear_workspace(be, plan).
 /// Source         DeepSeek-V3 (2412.19437), section 3.3.
 template <matmul_backend B, class Scale, class Code, class X, class Y>
 status fp8_linear(B const& be, fp8_linear_plan<Scale, Code> const& plan, view<X, 2> x,
-                  std::type_identity_t<typename fp8_linear_plan<Scale, Code>::weight_blocks> w, view<Y, 2> y,
+                  std::type_identity_t<typename fp8_linear_plan<Scale, Code>::read_weight_blocks> w, view<Y, 2> y,
                   std::type_identity_t<typename fp8_linear_plan<Scale, Code>::token_blocks> saved = {},
                   report* report = nullptr, workspace ws = {}) {
     validation check("fp8_linear");
@@ -95,28 +109,37 @@ status fp8_linear(B const& be, fp8_linear_plan<Scale, Code> const& plan, view<X,
     check.shape("y", y, plan.tokens, plan.outputs).distinct("y", y).disjoint("y", y, x);
     check_operand_blocks(check, "w.codes", "w.scales", w, plan.outputs, plan.inputs);
     check.disjoint("y", y, w.codes).disjoint("y", y, w.scales);
-    if (!saved.codes.absent()) {
+    bool const keeps = !saved.codes.absent() || !saved.scales.absent();
+    if (keeps) {
         check_new_blocks(check, "saved.codes", "saved.scales", x, saved);
-        check.disjoint("saved.codes", saved.codes, y).disjoint("saved.scales", saved.scales, y);
-        check.disjoint("saved.codes", saved.codes, w.codes).disjoint("saved.scales", saved.scales, w.scales);
+        check.disjoint("saved.codes", saved.codes, y, w.codes, w.scales);
+        check.disjoint("saved.scales", saved.scales, y, w.codes, w.scales);
     }
     check.enough(ws, fp8_linear_workspace(be, plan));
     if (!check.ok() || y.empty()) return check.result;
     auto const along_inputs =
         take_blocks<typename fp8_linear_plan<Scale, Code>::activation_blocks>(ws, plan.tokens, plan.inputs);
-    status const quantised = saved.codes.absent()
-                                 ? quantize<overflow::saturate_finite>(be, x, along_inputs, {}, report)
-                                 : quantize_pair<overflow::saturate_finite>(be, x, along_inputs, saved, {}, report);
+    status const quantised = keeps ? quantize_pair<overflow::saturate_finite>(be, x, along_inputs, saved, {}, report)
+                                   : quantize<overflow::saturate_finite>(be, x, along_inputs, {}, report);
     if (!quantised.ok()) return quantised;
     return scaled_matmul(be, along_inputs, transposed(w), y, {}, ws);
 }
 
 /// The gradients: dx = dy W and dw = dy^T x, with dy quantised along the outputs and along the tokens, and x as saved.
-/// Shapes and options as linear_backward; w and saved as in the forward. Gradient of the quantisations: straight through.
+///
+/// Formula        dy is quantised twice (quantize_pair<overflow::saturate_finite>); dx = scaled_matmul(dy, W), dw =
+///                scaled_matmul(dy^T, x), under accumulate with beta = 1. Gradient of the quantisations: straight through.
+/// Shapes         dy [tokens, outputs], out.dx [tokens, inputs] and out.dw [outputs, inputs], either absent; w and saved
+///                as in the forward, read only (also where dw is absent).
+/// Formats        dy float, bf16 or f16; dx in dy's format, one rounding; dw fp32.
+/// Error, status, non-finite values, report and workspace as fp8_linear: a bad element of dy reaches its row of dx and its
+/// row of dw.
+/// Aliasing       outputs have memory of their own, apart from dy, w and saved.
+/// Cost           the two products; dy is read twice.
 template <matmul_backend B, class Scale, class Code, class DY>
 status fp8_linear_backward(B const& be, fp8_linear_plan<Scale, Code> const& plan, view<DY, 2> dy,
-                           std::type_identity_t<typename fp8_linear_plan<Scale, Code>::weight_blocks> w,
-                           std::type_identity_t<typename fp8_linear_plan<Scale, Code>::token_blocks> saved,
+                           std::type_identity_t<typename fp8_linear_plan<Scale, Code>::read_weight_blocks> w,
+                           std::type_identity_t<typename fp8_linear_plan<Scale, Code>::read_token_blocks> saved,
                            std::type_identity_t<linear_gradients<std::remove_const_t<DY>>> out,
                            linear_backward_options options = {}, report* report = nullptr, workspace ws = {}) {
     using p = fp8_linear_plan<Scale, Code>;

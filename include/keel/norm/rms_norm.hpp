@@ -16,9 +16,14 @@ struct rms_norm_options {
     cast_order order = cast_order::gain_then_cast;
 };
 
-/// What the backward needs: 1 / rms of each row, fp32, caller-owned. Absent: not saved.
+/// What the forward saved, as the backward reads it: 1 / rms of each row, fp32.
+struct rms_norm_kept {
+    view<float const, 1> rrms = {};
+};
+/// What the forward saves for the backward, caller-owned. Absent: not saved.
 struct rms_norm_saved {
     view<float, 1> rrms = {};
+    KEEL_FN constexpr operator rms_norm_kept() const { return {rrms}; }
 };
 
 template <class DY> struct rms_norm_gradients {
@@ -48,7 +53,8 @@ KEEL_FN int64_t rms_norm_backward_workspace(int64_t row_count, int64_t column_co
 /// Normalises each row by its root mean square and applies the gain 1 + delta.
 ///
 /// Formula        r = 1 / sqrt(sum(x^2) / columns + epsilon); u = x * r; y = fma(u, delta, u). The sum in THE reduction order,
-///                fp32. Where it would overflow or vanish, x and epsilon are scaled by a power of two first, without rounding.
+///                fp32. Where it would overflow or vanish, x and epsilon are scaled by a power of two first, without
+///                rounding.
 /// Shapes         x, y [rows, columns], delta [columns] or absent (gain 1), saved.rrms [rows] or absent. Rows may be strided,
 ///                columns must be adjacent.
 /// Formats        x and delta any of float, bf16, f16 and raw FP8; y float, bf16 or f16. One rounding, to y; with cast_order::cast_then_gain one more, of u.
@@ -81,14 +87,24 @@ template <row_backend B, class X, class D, class Y> status rms_norm(B const& be,
 /// The gradients of rms_norm.
 ///
 /// Formula        g = fma(dy, delta, dy); u = x * r; c = sum(g * u) / columns; dx = r * fma(-c, u, g) (exact for epsilon > 0 too);
-///                ddelta = sum over rows of dy * u, in the column order of core/reduce.hpp. All fp32. A down-cast before the gain
-///                counts as the identity.
-/// Shapes         as rms_norm; saved.rrms [rows] from the forward. dx in dy's format.
+///                ddelta = sum over rows of dy * u, in the column order of core/reduce.hpp. All fp32. A down-cast before
+///                the gain counts as the identity.
+/// Shapes         dy, x, out.dx [rows, columns], delta [columns] or absent, saved.rrms [rows] from the forward, out.ddelta
+///                [columns]; an absent gradient is not computed. Rows may be strided (an input's stride may be 0), columns
+///                must be adjacent.
+/// Formats        x and delta as rms_norm; dy float, bf16 or f16, dx the same, rounded once; ddelta fp32, overwritten or
+///                added to.
+/// Error          |dx - exact| <= 2^-18 r (|g| + |u| mean|g u|) before the rounding to dx, up to 4099 columns; |ddelta -
+///                exact| <= (68 + rows / 64) 2^-24 sum|dy u| (one more rounding under accumulate); both for the r that was
+///                saved.
+/// Status         bad_shape, bad_stride, bad_pointer, overlap, small_workspace.
+/// Non-finite     a NaN or Inf stays in its row of dx, and reaches its column of ddelta (from x or dy) or all (from r).
 /// Aliasing       out.dx may be dy itself when ddelta is absent; otherwise outputs have memory of their own.
 /// Workspace      rms_norm_backward_workspace(rows, columns) where ddelta is wanted.
-/// Non-finite     a NaN or Inf stays in its row of dx, and reaches the columns of ddelta.
+/// Cost           dx: reads dy and x twice (the second time from cache), writes dx; ddelta: reads dy and x once more.
+/// Source         the derivative of Zhang & Sennrich 2019, eq. 4.
 template <row_backend B, class DY, class X, class D>
-status rms_norm_backward(B const& be, view<DY, 2> dy, view<X, 2> x, view<D, 1> delta, rms_norm_saved saved,
+status rms_norm_backward(B const& be, view<DY, 2> dy, view<X, 2> x, view<D, 1> delta, rms_norm_kept saved,
                          std::type_identity_t<rms_norm_gradients<std::remove_const_t<DY>>> out,
                          rms_norm_backward_options options = {}, workspace ws = {}) {
     return add_rms_norm_backward(be, dy, view<DY, 2>{}, x, delta, saved, out, options, ws, "rms_norm_backward");
@@ -131,10 +147,18 @@ status add_rms_norm(B const& be, view<X, 2> x, view<R, 2> residual, view<D, 1> d
 
 /// The gradients of add_rms_norm: dx (= dresidual) = rms_norm's dx + dsum, with dsum the gradient that reaches the stored sum
 /// from the residual stream; it is added after the norm's Jacobian, never passed through it. dsum absent: none.
-/// `sum` is what the forward stored; everything else as rms_norm_backward. out.dx may be dsum itself.
+///
+/// Formula        as rms_norm_backward of `sum`, the last step being dx = fma(fma(-c, u, g), r, dsum): one rounding to dx.
+/// Shapes         dsum [rows, columns], in dy's format; `sum` is what the forward stored. The rest as rms_norm_backward,
+///                and so are formats, status, workspace and error (dsum adds a rounding at the size of the result).
+/// Rounding       under residual_rounding::from_sum the forward normalised an unrounded sum: u then differs from the
+///                forward's by that rounding, at most half an ulp of sum's format.
+/// Non-finite     as rms_norm_backward; a NaN or Inf of dsum stays in its element.
+/// Aliasing       out.dx may be dsum itself, or dy itself when ddelta is absent.
+/// Cost           as rms_norm_backward, and dsum is read once.
 template <row_backend B, class DY, class DS, class X, class D>
 status add_rms_norm_backward(B const& be, view<DY, 2> dy, view<DS, 2> dsum, view<X, 2> sum, view<D, 1> delta,
-                             rms_norm_saved saved,
+                             rms_norm_kept saved,
                              std::type_identity_t<rms_norm_gradients<std::remove_const_t<DY>>> out,
                              rms_norm_backward_options options = {}, workspace ws = {},
                              char const* name = "add_rms_norm_backward") {

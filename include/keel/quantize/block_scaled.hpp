@@ -55,11 +55,11 @@ template <class Code, class Scale, int Rows, int Columns>
 KEEL_FN constexpr block_scaled<Code, Scale, Columns, Rows> transposed(block_scaled<Code, Scale, Rows, Columns> q) {
     return {transposed(q.codes), transposed(q.scales)};
 }
-/// Rows [first, first + count); first is a multiple of Rows. If it is not: absent views of no elements, which do not
-/// fit a matrix that has some.
+/// Rows [first, first + count); first is a multiple of Rows. If it is not: impossible views, which every call refuses.
 template <class Code, class Scale, int Rows, int Columns> KEEL_FN constexpr block_scaled<Code, Scale, Rows, Columns>
 slice(block_scaled<Code, Scale, Rows, Columns> q, int64_t first, int64_t count) {
-    if (first % Rows != 0) return {};
+    using scale_storage = typename block_scaled<Code, Scale, Rows, Columns>::scale_storage;
+    if (first % Rows != 0) return {impossible_view<Code, 2>(), impossible_view<scale_storage, 2>()};
     return {slice(q.codes, first, count), slice(q.scales, first / Rows, (count + Rows - 1) / Rows)};
 }
 

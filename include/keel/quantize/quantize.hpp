@@ -49,10 +49,11 @@ void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows,
 /// element never needs it (it stays within the rounding of code_max); Inf and NaN do, and under the others the largest elements.
 ///
 /// Formula        amax = largest finite magnitude of the block (an integer maximum of bits; with poison NaN and Inf count too);
-///                scale and multiplier by `Rule` (scale_rule.hpp), code = encode(x * multiplier). The default, scale_rules::round_up:
-///                fp32_scale: scale = max(amax, code_max * 2^-126) / code_max, code = encode(x * (code_max / max(amax, code_max * 2^-126)));
-///                power_of_two_scale and e8m0_scale: scale = the smallest 2^e with amax <= code_max * 2^e (e >= -126 in fp32,
-///                >= -127 in e8m0), code = encode(x * 2^-e). Nearest even. Each division and product is one rounding in fp32.
+///                scale and multiplier by `Rule` (scale_rule.hpp), code = encode(x * multiplier), nearest even. The default,
+///                scale_rules::round_up, with top = max(amax, code_max * 2^-126):
+///                fp32_scale: scale = top / code_max, code = encode(x * (code_max / top));
+///                power_of_two_scale and e8m0_scale: scale = the smallest 2^e with amax <= code_max * 2^e (e >= -126 in
+///                fp32, >= -127 in e8m0), code = encode(x * 2^-e). Each division and product is one rounding in fp32.
 /// Shapes         x, codes [rows, columns]; scales [ceil(rows / Rows), ceil(columns / Columns)]. Any size; partial blocks at the ends.
 ///                Rows may be strided; columns adjacent.
 /// Formats        x float, bf16 or f16; codes e4m3 or e5m2. The product x * multiplier is rounded to fp32, then once to the code.
@@ -79,8 +80,13 @@ status quantize(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows, Colum
 }
 
 /// Both quantisations that a linear layer needs of one tensor, each from the high-precision source (never from the other's codes):
-/// along the rows for the products that sum over columns, along the columns for those that sum over rows. As quantize, twice.
-/// The report counts both.
+/// along the rows for the products that sum over columns, along the columns for those that sum over rows.
+///
+/// Formula, formats, status, non-finite values: as quantize, twice; the same bits as two calls.
+/// Shapes         x and both codes [rows, columns], each with the scales of its own blocks.
+/// Report         counts both: each element twice.
+/// Aliasing       the four outputs have memory of their own, apart from x and from each other.
+/// Cost           2 sizeof(X) + 2 bytes an element: two passes.
 template <overflow Overflow, class Rule = scale_rules::round_up, row_backend B, class X, class Code, class Scale,
           int RowsA, int ColumnsA, int RowsB, int ColumnsB>
 status quantize_pair(B const& be, view<X, 2> x, block_scaled<Code, Scale, RowsA, ColumnsA> along_rows,
@@ -100,8 +106,19 @@ status quantize_pair(B const& be, view<X, 2> x, block_scaled<Code, Scale, RowsA,
     return check.result;
 }
 
-/// y = decode(code) * scale: one fp32 product (exact for powers of two, apart from the ends of the range), one rounding to y.
-/// NaN codes or scales give NaN. Shapes as quantize.
+/// The values that blocks stand for.
+///
+/// Formula        y = decode(code) * decode(scale): one fp32 product (exact for powers of two, apart from the ends of the
+///                range), then one rounding to y.
+/// Shapes         codes and y [rows, columns], scales as quantize. Rows may be strided; columns adjacent.
+/// Formats        codes e4m3 or e5m2, scales of any kind; y float, bf16 or f16.
+/// Error          y is the product rounded to fp32 and to y's format, no more. After quantize with a rule that rounds up:
+///                |y - x| <= (2^-m + 2^-21) |x| + scale 2^-s, m = 4 and s = 10 for e4m3, m = 3 and s = 17 for e5m2, before
+///                the rounding to y.
+/// Status         bad_shape, bad_stride, bad_pointer, overlap.
+/// Non-finite     NaN codes or scales give NaN; an e5m2 Inf stays Inf.
+/// Aliasing       y has memory of its own. No workspace.
+/// Cost           1 + sizeof(Y) bytes an element.
 template <row_backend B, class Code, class Scale, int Rows, int Columns, class Y>
 status dequantize(B const& be, block_scaled<Code, Scale, Rows, Columns> in, view<Y, 2> y) {
     validation check("dequantize");

@@ -146,10 +146,9 @@ struct deep_gemm {
 };
 
 /// TransformerEngine, Float8BlockScaling with its default epsilon of 0: multiplier = code_max / amax, with its mantissa cleared for
-/// powers of two; 1 for a zero block; the largest float (of bf16 input: the largest bf16) where the quotient overflows. scale = 1 /
-/// multiplier, which for such tiny blocks is subnormal. For e8m0 it is TransformerEngine's MXFP8 rule, the same as round_up.
-/// Not TransformerEngine's bits where a finite quotient exceeds the input format's largest value: it is lowered to that, which f16 input
-/// meets at ordinary sizes (amax below 0.0068 for e4m3) and bf16 only within a last place of float's end.
+/// powers of two; 1 for a zero block; the input format's largest value where the quotient is Inf, and only there (f16
+/// input has no amax so small). scale = 1 / multiplier, which for such tiny blocks is subnormal. For e8m0 it is
+/// TransformerEngine's MXFP8 rule, the same as round_up.
 struct transformer_engine {
     static constexpr bool bounded = true;
 
@@ -160,7 +159,7 @@ struct transformer_engine {
         } else {
             using U = bits_of<F>;
             F const quotient = div(F((format_traits<Code>::max)()), as_float(amax));
-            U word = umin(bits(quotient), U(bits((format_traits<X>::max)())));
+            U word = select(eq(bits(quotient), U(infinity_bits)), U(bits((format_traits<X>::max)())), bits(quotient));
             if constexpr (Scale::is_power_of_two) word = word & U(infinity_bits);
             word = select(eq(amax, U(0u)), U(bits(1.0f)), word);
             F const multiplier = as_float(word);
