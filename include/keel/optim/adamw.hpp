@@ -68,12 +68,14 @@ status adamw_step(B const& be, view<Gradient, 1> gradient, adamw_weights<Shadow>
     check.require(in_range(options.weight_decay), status_code::bad_option, "options.weight_decay", "a finite number of 0 or more");
     check.require(options.beta1 >= 0.0f && options.beta1 < 1.0f, status_code::bad_option, "options.beta1", "a number in [0, 1)");
     check.require(options.beta2 >= 0.0f && options.beta2 < 1.0f, status_code::bad_option, "options.beta2", "a number in [0, 1)");
-    check.require(in_range(options.epsilon) && options.epsilon > 0.0f, status_code::bad_option, "options.epsilon",
-                  "a finite number above 0");
+    check.require(in_range(options.epsilon) && options.epsilon >= least_adamw_epsilon, status_code::bad_option, "options.epsilon",
+                  "a finite number of at least 2^-63 = 1.1e-19: v vanishes before a smaller one counts");
+    if constexpr (backend_traits<B>::space == memory_space::host)
+        check.require(!check.ok() || *state.applied >= 0, status_code::bad_state, "state.applied", "value",
+                      check.ok() ? *state.applied : 0, "0 or more");
     check.disjoint("gradient", weights.master, gradient).disjoint("gradient", state.m, gradient).disjoint("gradient", state.v, gradient);
     check.disjoint("state.m", state.m, weights.master).disjoint("state.v", state.v, weights.master).disjoint("state.v", state.v, state.m);
-    check.disjoint("weights.shadow", weights.shadow, weights.master).disjoint("weights.shadow", weights.shadow, gradient);
-    check.disjoint("weights.shadow", weights.shadow, state.m).disjoint("weights.shadow", weights.shadow, state.v);
+    check.disjoint("weights.shadow", weights.shadow, weights.master, gradient, state.m, state.v);
     if (change != nullptr) check.enough(ws, adamw_step_workspace(count));
     if (!check.ok()) return check.result;
 

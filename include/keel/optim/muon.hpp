@@ -57,6 +57,9 @@ status muon_step(B const& be, view<muon_parameter<T, Gradient, Shadow> const, 1>
         check.require(p.plan.valid(), status_code::bad_state, "plan", "parameter", i, "parts that cover the rows, in whole matrices");
         check.require(std::is_same_v<T, float> || p.plan.options.form != newton_schulz_form::gram, status_code::unsupported, "plan",
                       "parameter", i, "plain or symmetric: Gram in bf16 leaves the certified range");
+        for (int k = 0; check.ok() && k < p.plan.part_count; ++k)
+            check.require(p.plan.iteration(k).valid(), status_code::bad_option, "plan", "parameter", i,
+                          "at most 64 steps in form gram: it restarts no later");
         check.shape("weight", p.weight, p.plan.stack, p.plan.rows, p.plan.columns).distinct("weight", p.weight);
         check.shape("gradient", p.gradient, p.plan.stack, p.plan.rows, p.plan.columns).disjoint("gradient", p.gradient, p.weight);
         check.shape("momentum", p.momentum, p.plan.stack, p.plan.rows, p.plan.columns).distinct("momentum", p.momentum);
