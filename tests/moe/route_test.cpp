@@ -235,8 +235,7 @@ TEST_CASE("bad logits: ids stay distinct and valid, the row's weights say so, ot
 }
 
 TEST_CASE("+Inf ranks first without a bias, and with one by its score like any logit") {
-    float const inf = std::numeric_limits<float>::infinity();
-    guarded_matrix<float> z(1, 3, 0, {0.0f, inf, 1.0f}), bias(1, 3, 0, {0.0f, -10.0f, 0.0f});
+    guarded_matrix<float> z(1, 3, 0, {0.0f, std::numeric_limits<float>::infinity(), 1.0f}), bias(1, 3, 0, {0.0f, -10.0f, 0.0f});
     for (score_function s : all_scores) {
         routed<> plain(1, 3, 2), biased(1, 3, 2);
         plain.run(keel::cpu{}, z.view(), {}, {.score = s}).or_throw();
