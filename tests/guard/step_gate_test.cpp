@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 
+#include <keel/guard/peak_magnitude.hpp>
 #include <keel/guard/step_gate.hpp>
 #include <support/backends.hpp>
 #include <support/catch.hpp>
@@ -56,8 +57,9 @@ TEST_CASE("the gate's norm is that of all gradients together, on every backend")
             auto const gate = gate_of(keel::reference{}, list, 1.0f);
             auto const want = static_cast<double>(std::sqrt(squares(a) + squares(b) + squares(c)));
             CHECK(std::abs(gate.pre_clip_norm - want) <= want * norm_tolerance);
-            CHECK(gate.apply == 1);
-            CHECK(gate.clip == (gate.pre_clip_norm <= 1 ? 1.0f : static_cast<float>(1 / gate.pre_clip_norm)));
+            double const factor = gate.pre_clip_norm <= 1 ? 1.0 : 1 / gate.pre_clip_norm;
+            CHECK(gate.apply == (factor >= 0x1p-126 ? 1 : 0));
+            CHECK(gate.clip == (gate.apply == 1 ? static_cast<float>(factor) : 0.0f));
             for_each_backend([&](std::string const& name, auto const& be) {
                 INFO(name);
                 CHECK(same(gate_of(be, list, 1.0f), gate));
@@ -118,6 +120,46 @@ TEST_CASE("anything that is not finite closes the gate and is counted") { // OLM
     CHECK(only_inf.pre_clip_norm == static_cast<double>(infinity));
     mixed[5] = to_format<keel::bf16>(std::numeric_limits<float>::quiet_NaN());
     CHECK(gate_of(keel::cpu{}, {tensor(mixed)}).non_finite() == 10);
+}
+
+TEST_CASE("a clip factor that no float holds closes the gate instead of clipping by 0") {
+    std::vector<float> const x = {3e38f, 3e38f};
+    for (float max_norm : {1e-45f, 1e-8f, 1.0f}) {
+        auto const gate = gate_of(keel::cpu{}, {tensor(x)}, max_norm);
+        CHECK(gate.apply == 0);
+        CHECK(gate.clip == 0.0f);
+        CHECK(gate.non_finite() == 0);
+        CHECK(gate.pre_clip_norm == Approx(std::sqrt(2.0) * 3e38).epsilon(1e-6));
+    }
+    for (float max_norm : {10.0f, 1e10f}) { // 2.4e-38: normal
+        auto const gate = gate_of(keel::cpu{}, {tensor(x)}, max_norm);
+        CHECK(gate.apply == 1);
+        CHECK(static_cast<double>(gate.clip * x[0]) == Approx(static_cast<double>(max_norm) * std::sqrt(0.5)).epsilon(1e-6));
+    }
+    CHECK(gate_of(keel::cpu{}, {tensor(std::vector<float>{0x1p126f})}, 1.0f).clip == 0x1p-126f); // the edge
+    CHECK(gate_of(keel::cpu{}, {tensor(std::vector<float>{0x1.000002p126f})}, 1.0f).apply == 0);
+}
+
+TEST_CASE("the workspace is that of the largest tensor, wherever it stands in the list") {
+    std::vector<float> const a(10, 1.0f), b(100000, 1.0f), c(50000, 1.0f);
+    auto const bytes = [](std::vector<keel::gradient_tensor> const& list) {
+        return keel::make_gate_workspace(keel::vec(list.data(), static_cast<int64_t>(list.size())));
+    };
+    CHECK(bytes({tensor(a), tensor(b), tensor(c)}) == bytes({tensor(b), tensor(a), tensor(a)}));
+    CHECK(bytes({tensor(a), tensor(b), tensor(c)}) > bytes({tensor(a), tensor(a), tensor(a)}));
+    CHECK(gate_of(keel::cpu{}, {tensor(a), tensor(c), tensor(b)}).pre_clip_norm == Approx(std::sqrt(150010.0)).epsilon(1e-6));
+}
+
+TEST_CASE("a peak's offset is not measured in lanes beyond the end") {
+    for_each_backend([&](std::string const& name, auto const& be) {
+        for (int64_t width : {1, 3, 17, 77}) {
+            INFO(name << " " << width);
+            guarded_matrix<float> x(2, width, 1, std::vector<float>(static_cast<std::size_t>(2 * width), -1.0f));
+            keel::peak_magnitude gain;
+            keel::measure_peak_magnitude(be, x.view(), &gain, 1.0f).or_throw();
+            CHECK(gain.value() == 0.0f);
+        }
+    });
 }
 
 TEST_CASE("a model without gradients passes the gate") {

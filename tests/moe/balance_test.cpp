@@ -1,5 +1,6 @@
 // The balancing bias: demand moves it, once a step, and nothing else can.
 #include <cmath>
+#include <limits>
 
 #include <keel/backend/cpu/cpu.hpp>
 #include <keel/moe/health.hpp>
@@ -218,6 +219,131 @@ TEST_CASE("counts of two ranks add as integers before any sign is taken") { // M
     CHECK(l.same(before));
 }
 
+TEST_CASE("two ranks that sum counts and tokens in place move the bias as one rank that saw everything") {
+    keel::cpu be;
+    list here{10, 6, 5, 3}, there{0, 1, 5, 6}, later{2, 2, 0, 0}; // 12 + 6 + 2 tokens, k = 2
+    layer one(4), left(4), right(4);
+    for (list* a : {&here, &there, &later}) {
+        int64_t const tokens = a == &here ? 12 : a == &there ? 6 : 2, m = a == &here ? 0 : a == &there ? 1 : 2;
+        keel::commit(be, one.state(), demand_of(*a, tokens, 2), {.step = 5, .micro_batch = m}).or_throw();
+        keel::commit(be, (a == &here ? left : right).state(), demand_of(*a, tokens, 2), {.step = 5, .micro_batch = m}).or_throw();
+    }
+    for (std::size_t e = 0; e < 4; ++e) left.pending[e] = right.pending[e] = left.pending[e] + right.pending[e]; // an all-reduce
+    keel::demand_counts pending;
+    auto const forgotten = keel::pending_demand(left.state(), pending); // the tokens were not summed
+    CHECK(forgotten.code == keel::status_code::bad_state);
+    CHECK_FALSE(pending.filled());
+    int64_t const tokens = keel::pending_tokens(left.state())(0) + keel::pending_tokens(right.state())(0);
+    CHECK(tokens == 20);
+    for (layer* l : {&left, &right}) keel::pending_tokens(l->state())(0) = tokens;
+    layer const skipped = left;
+    for (layer* l : {&one, &left, &right}) update(*l, keel::open_gate(), {.rule = balance_rule::proportional, .rate = 0.1f}).or_throw();
+    CHECK(left.bias == one.bias);
+    CHECK(left.same(one));
+    CHECK(left.same(right));
+    CHECK(one.bias[0] == Approx(0.1 * (0.25 - 12.0 / 40)).epsilon(1e-6));
+    layer closed = skipped; // a skip forgets the sums as well
+    update(closed, keel::step_gate{}).or_throw();
+    CHECK(closed.same(layer(4)));
+}
+
+TEST_CASE("demand that was looked at before a further commit is stale, and is refused") {
+    keel::cpu be;
+    layer l(4);
+    list a{10, 6, 5, 3}, b{0, 4, 4, 4};
+    keel::commit(be, l.state(), demand_of(a, 12, 2), {.micro_batch = 0}).or_throw();
+    keel::demand_counts pending;
+    keel::pending_demand(l.state(), pending).or_throw();
+    keel::commit(be, l.state(), demand_of(b, 6, 2), {.micro_batch = 1}).or_throw();
+    layer const before = l;
+    auto const s = keel::update_balance(be, l.state(), keel::reduced_over_ranks(pending), keel::open_gate());
+    CHECK(s.code == keel::status_code::bad_state);
+    CHECK(std::string(s.property) == "sum");
+    CHECK(s.got == 36);
+    CHECK(s.wanted == 24);
+    CHECK(l.same(before));
+    update(l, keel::open_gate(), {.rule = balance_rule::sign, .rate = 1.0f}).or_throw();
+    CHECK(l.bias == std::vector<float>{-1.0f, -1.0f, 0.0f, 1.0f});
+}
+
+TEST_CASE("a ledger that commit never wrote is not trusted") {
+    keel::cpu be;
+    list a{10, 6, 5, 3};
+    auto const demand = demand_of(a, 12, 2);
+    for (int64_t count : {int64_t{-1}, int64_t{5}, int64_t{1000}, std::numeric_limits<int64_t>::max()}) {
+        layer l(4, 4);
+        l.ledger[6] = count, l.ledger[4] = 2;
+        layer const before = l;
+        keel::demand_counts pending;
+        CHECK(keel::commit(be, l.state(), demand, {.micro_batch = 5}).code == keel::status_code::bad_state);
+        CHECK(keel::pending_demand(l.state(), pending).code == keel::status_code::bad_state);
+        CHECK(keel::update_balance(be, l.state(), keel::reduced_over_ranks(demand), keel::open_gate()).code == keel::status_code::bad_state);
+        CHECK(l.same(before));
+    }
+    layer l(4);
+    l.ledger[3] = -12;
+    CHECK(std::string(keel::commit(be, l.state(), demand, {}).property) == "tokens");
+}
+
+TEST_CASE("one k a step, and 2^42 assignments") {
+    keel::cpu be;
+    layer l(4);
+    list two{10, 6, 5, 3}, one{6, 2, 2, 2};
+    keel::commit(be, l.state(), demand_of(two, 12, 2), {.micro_batch = 0}).or_throw();
+    layer const before = l;
+    auto s = keel::commit(be, l.state(), demand_of(one, 12, 1), {.micro_batch = 1});
+    CHECK(s.code == keel::status_code::bad_state);
+    CHECK(std::string(s.property) == "experts a token");
+    list many{40, 40, 40, 40};
+    s = keel::update_balance(be, l.state(), keel::reduced_over_ranks(demand_of(many, 160, 1)), keel::open_gate());
+    CHECK(s.code == keel::status_code::bad_state);
+    CHECK(std::string(s.property) == "experts a token");
+    CHECK(l.same(before));
+
+    int64_t const half = int64_t{1} << 41; // tokens of k = 1: 2^41 twice is the limit, one more is beyond it
+    list large{half, 0, 0, 0}, small{1, 0, 0, 0};
+    layer full(4);
+    keel::commit(be, full.state(), demand_of(large, half, 1), {.micro_batch = 0}).or_throw();
+    keel::commit(be, full.state(), demand_of(large, half, 1), {.micro_batch = 1}).or_throw();
+    layer const reached = full;
+    s = keel::commit(be, full.state(), demand_of(small, 1, 1), {.micro_batch = 2});
+    CHECK(s.code == keel::status_code::bad_state);
+    CHECK(std::string(s.property) == "tokens");
+    CHECK(full.same(reached));
+    update(full, keel::open_gate(), {.rule = balance_rule::proportional, .rate = 1.0f}).or_throw(); // exact at the limit
+    CHECK(full.bias == std::vector<float>{-0.75f, 0.25f, 0.25f, 0.25f});
+}
+
+TEST_CASE("a late commit of a skipped attempt is seen by the next attempt, and a closed gate clears it") {
+    keel::cpu be;
+    layer l(4);
+    list a{10, 6, 5, 3};
+    auto const demand = demand_of(a, 12, 2);
+    keel::commit(be, l.state(), demand, {.step = 1}).or_throw();
+    update(l, keel::step_gate{}).or_throw();
+    keel::commit(be, l.state(), demand, {.step = 1}).or_throw(); // late
+    auto const s = keel::commit(be, l.state(), demand, {.step = 1, .attempt = 1});
+    CHECK(s.code == keel::status_code::bad_state);
+    CHECK(std::string(s.argument) == "key.attempt");
+    update(l, keel::step_gate{}).or_throw();
+    CHECK(l.same(layer(4)));
+    keel::commit(be, l.state(), demand, {.step = 1, .attempt = 1}).or_throw();
+    CHECK(l.pending == a);
+}
+
+TEST_CASE("a step of no tokens moves no bias under any rule") {
+    for (balance_rule rule : {balance_rule::sign, balance_rule::centred_sign, balance_rule::proportional}) {
+        layer l(4);
+        l.bias = {0.5f, -0.25f, 0.0f, 1.0f};
+        auto const bias = l.bias;
+        list none(4);
+        keel::commit(keel::cpu{}, l.state(), demand_of(none, 0, 2), {}).or_throw();
+        update(l, keel::open_gate(), {.rule = rule, .rate = 0.5f}).or_throw();
+        CHECK(equal_bits(l.bias, bias));
+        CHECK(l.ledger[0] == 1); // the step counts as done
+    }
+}
+
 TEST_CASE("a controller fed with demand balances a skewed router") {
     int64_t const tokens = 2048, experts = 16, k = 2;
     std::vector<float> z = floats(data_kind::normal, tokens * experts, 77);
@@ -255,10 +381,33 @@ TEST_CASE("a bad call of the balance functions names the argument and changes no
     CHECK(keel::commit(be, l.state(), demand, {.micro_batch = 3}).code == keel::status_code::bad_state); // the ledger is full
     list other{6, 2, 2, 2};
     CHECK(keel::commit(be, l.state(), demand_of(other, 12, 1), {.micro_batch = 3}).code == keel::status_code::bad_state); // another k
-    CHECK(update(l, keel::open_gate(), {.rate = -1.0f}).code == keel::status_code::bad_option);
-    a[0] = 11; // the counts were overwritten since route filled them
-    CHECK(keel::commit(be, l.state(), demand, {.step = 0, .micro_batch = 3}).code == keel::status_code::bad_state);
+    for (float rate : {-1.0f, std::numeric_limits<float>::infinity(), std::nanf("")})
+        CHECK(update(l, keel::open_gate(), {.rate = rate}).code == keel::status_code::bad_option);
+    CHECK(keel::commit(be, l.state(), demand, {.step = -1}).code == keel::status_code::bad_option);
+    // Outputs inside the state that share memory.
+    using keel::status_code;
+    auto const with = [&](keel::balance_state t) { return keel::commit(be, t, demand, {.micro_batch = 3}).code; };
+    auto const memory = l.state();
+    CHECK(with({keel::vec(reinterpret_cast<float*>(l.pending.data()), 4), memory.pending, memory.ledger}) == status_code::overlap);
+    CHECK(with({memory.bias, keel::vec(l.ledger.data() + 12, 4), memory.ledger}) == status_code::overlap);
+    CHECK(with({keel::vec(reinterpret_cast<float*>(l.ledger.data() + 8), 4), memory.pending, memory.ledger}) == status_code::overlap);
+    CHECK(with({memory.bias, keel::vec(a.data(), 4), memory.ledger}) == status_code::overlap); // pending over the demand
+    list shifted{6, 6, 6, 6, 0}; // demand that lies over part of the pending counts
+    keel::balance_state moved = memory;
+    moved.pending = keel::vec(shifted.data() + 1, 4);
+    keel::demand_counts over;
+    keel::demand_from_counts(keel::vec(shifted.data(), 4), 12, 2, over).or_throw();
+    CHECK(keel::update_balance(be, moved, keel::reduced_over_ranks(over), keel::open_gate()).code == status_code::overlap);
     CHECK(l.same(before));
+    for (list const& overwritten : {list{11, 6, 5, 3}, list{-1, 12, 10, 3}, list{13, 6, 5, 0}}) { // since route filled them
+        layer fresh(4, 2);
+        layer const start = fresh;
+        a = overwritten;
+        auto const said = keel::commit(be, fresh.state(), demand, {});
+        CHECK(said.code == keel::status_code::bad_state);
+        CHECK(std::string(said.argument) == "demand");
+        CHECK(fresh.same(start));
+    }
     update(l).or_throw();
     CHECK(l.pending == list(4, 0));
 }

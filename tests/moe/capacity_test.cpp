@@ -98,6 +98,8 @@ TEST_CASE("apply_capacity serves the first C of each queue, in the order of toke
                 for (int64_t e = 0; e <= experts; ++e) CHECK(bounds.get(0, e) == offsets[static_cast<std::size_t>(e)]);
                 CHECK(memory == served);
                 CHECK(counts.total() == offsets.back());
+                CHECK(counts.tokens() == a.demand.tokens()); // padding is no token
+                CHECK((gap == 0) == (counts.tokens() == tokens));
                 CHECK(out.untouched());
                 CHECK(bounds.untouched());
                 if (numerator == 0) CHECK(keel::dropped_share(a.demand, counts) == 0.0);
@@ -174,8 +176,35 @@ TEST_CASE("a bad call of apply_capacity names the argument and writes nothing") 
     assignments other(20, 4, 2, 0, 2); // the demand of another layer
     CHECK(call(other.demand, capacity_limit::dropless()) == keel::status_code::bad_state);
     CHECK(call(keel::demand_counts(keel::vec(a.counts.data(), 4)), capacity_limit::dropless()) == keel::status_code::bad_state);
-    a.ids.set(7, 1, 4);
-    CHECK(call(a.demand, capacity_limit::dropless()) == keel::status_code::bad_option);
+    for (int32_t wrong : {4, -2, -100}) {
+        int32_t const right = a.ids.get(7, 1);
+        a.ids.set(7, 1, wrong);
+        CHECK(call(a.demand, capacity_limit::dropless()) == keel::status_code::bad_option);
+        a.ids.set(7, 1, right);
+    }
+    // Demand of another k whose counts are those of these ids, so that nothing but k can tell.
+    keel::demand_counts once;
+    keel::demand_from_counts(keel::vec(a.counts.data(), 4), 40, 1, once).or_throw();
+    CHECK(call(once, capacity_limit::dropless()) == keel::status_code::bad_state);
+    // Outputs over the ids, over each other and over the demand.
+    std::vector<int64_t> wide(40), spare(64, -3);
+    for (int64_t i = 0; i < 40; ++i) wide[static_cast<std::size_t>(i)] = a.ids.get(i / 2, i % 2);
+    auto const ids = keel::rows(wide.data(), 20, 2);
+    auto const lay = [&](keel::view<int64_t, 2> slot_view, keel::view<int64_t, 1> offset_view, keel::view<int64_t, 1> count_view) {
+        keel::served_counts out(count_view);
+        return keel::apply_capacity(keel::cpu{}, ids, a.demand, {slot_view, offset_view}, out, {.limit = capacity_limit::dropless()}, ws.get()).code;
+    };
+    auto const s = slots.view();
+    auto const o = offsets.vec(), c = keel::vec(memory.data(), 4);
+    using keel::status_code;
+    CHECK(lay(ids, o, c) == status_code::overlap);
+    CHECK(lay(s, keel::vec(wide.data() + 3, 5), c) == status_code::overlap);
+    CHECK(lay(s, o, keel::vec(wide.data() + 36, 4)) == status_code::overlap);
+    CHECK(lay(s, keel::vec(spare.data(), 5), keel::vec(spare.data() + 4, 4)) == status_code::overlap);
+    CHECK(lay(keel::rows(spare.data(), 20, 2), keel::vec(spare.data() + 39, 5), c) == status_code::overlap);
+    CHECK(lay(keel::rows(spare.data(), 20, 2), o, keel::vec(spare.data() + 39, 4)) == status_code::overlap);
+    CHECK(lay(s, o, keel::vec(a.counts.data(), 4)) == status_code::overlap);
+    CHECK(spare == std::vector<int64_t>(64, -3));
     CHECK(memory == std::vector<int64_t>(4, -3));
     CHECK(slots.get(0, 0) == 0);
     CHECK_FALSE(served.filled());

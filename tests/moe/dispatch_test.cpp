@@ -1,6 +1,7 @@
 // Dispatch and combine against plain loops in double, their gradients against finite differences, and the routed share.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -102,6 +103,8 @@ TEST_CASE("the routed share is honest about cancellation") {
     keel::measure_routed_share(keel::cpu{}, terms.view(), &share).or_throw();
     CHECK(share.projection() == 3.0f);
     CHECK(static_cast<double>(share.norm()) == Approx(9.0 / 13).epsilon(1e-7));
+    CHECK(keel::routed_share{.routed = 3e38f, .shared = 1e38f}.norm() == Approx(0.75)); // their sum is beyond FLT_MAX
+    CHECK(keel::routed_share{.routed = 1e-45f, .shared = 0.0f}.norm() == 1.0f);
     keel::routed_share const nothing;
     CHECK(nothing.projection() == 0.0f);
     CHECK(nothing.norm() == 0.0f);
@@ -182,6 +185,19 @@ TEST_CASE("dispatch and combine keep their bits on every backend, any data") {
         }
 }
 
+TEST_CASE("an infinite weight makes infinite terms, not NaN from lanes beyond the end") {
+    layout l(4, 2, 1, 0);
+    for (int64_t width : {1, 3, 8, 13}) {
+        guarded_matrix<float> out(l.rows(), width, 0, std::vector<float>(static_cast<std::size_t>(l.rows() * width), 1.0f)), y(4, width), terms(4, 4);
+        guarded_matrix<float> weights(4, 1, 0, std::vector<float>(4, std::numeric_limits<float>::infinity()));
+        for_each_backend([&](std::string const& name, auto const& be) {
+            INFO(name << " " << width);
+            keel::combine(be, out.view(), l.where(), weights.view(), keel::view<float, 2>{}, y.view(), {.share_terms = terms.view()}).or_throw();
+            for (int64_t q = 0; q < 3; ++q) CHECK(terms.get(0, q) == std::numeric_limits<float>::infinity());
+        });
+    }
+}
+
 TEST_CASE("other formats: one rounding each") {
     layout l(20, 4, 2);
     guarded_matrix<keel::f16> out(l.rows(), 33, 0, floats(data_kind::normal, l.rows() * 33, 2)), y(20, 33);
@@ -236,6 +252,47 @@ TEST_CASE("a bad call of dispatch or combine names the argument and writes nothi
               keel::status_code::bad_option);
         *used = right;
     }
+    // Two assignments in one row, so that another has none: as many rows as there should be.
+    auto const twin = std::find_if(used + 1, changed.end(), [](int64_t slot) { return slot >= 0; });
+    REQUIRE(twin != changed.end());
+    int64_t const own = std::exchange(*twin, *used);
+    CHECK(keel::dispatch(keel::cpu{}, x.view(), where, served).message() == "dispatch: where.slots, wanted each row named once (bad_option)");
+    *twin = own;
+    std::swap(*twin, *used); // another order is as good
+    guarded_matrix<float> elsewhere(l.rows(), 4);
+    CHECK(keel::dispatch(keel::cpu{}, x.view(), where, elsewhere.view()).ok());
+    std::swap(*twin, *used);
+    CHECK(rows.contents() == before);
+
+    // Outputs over anything that the call reads.
+    using keel::status_code;
+    std::vector<float> memory(400);
+    auto const as_floats = [](auto* p) { return reinterpret_cast<float*>(p); };
+    auto const weights = l.r.weights.view();
+    std::vector<int64_t> offsets;
+    for (int64_t e = 0; e <= 3; ++e) offsets.push_back(l.offsets.get(0, e));
+    keel::expert_slots const plain{where.slots, keel::vec(offsets.data(), 4)};
+    for (float* p : {served.data, weights.data, as_floats(changed.data()), as_floats(offsets.data())}) {
+        auto const over = keel::rows(p, 10, 4);
+        if (p != weights.data) CHECK(keel::dispatch_backward(keel::cpu{}, served, plain, over).code == status_code::overlap);
+        if (p != weights.data && p != served.data) {
+            CHECK(keel::dispatch(keel::cpu{}, x.view(), plain, keel::rows(p, l.rows(), 4)).code == status_code::overlap);
+        }
+        CHECK(keel::combine(keel::cpu{}, served, plain, weights, keel::view<float, 2>{}, over).code == status_code::overlap);
+        CHECK(keel::combine(keel::cpu{}, served, plain, weights, keel::view<float, 2>{}, y.view(), {.share_terms = over}).code == status_code::overlap);
+        CHECK(keel::combine_backward(keel::cpu{}, y.view(), served, plain, weights, {.dexpert_rows = keel::rows(p, l.rows(), 4)}).code ==
+              status_code::overlap);
+        CHECK(keel::combine_backward(keel::cpu{}, y.view(), served, plain, weights, {.dweights = keel::rows(p, 10, 2)}).code == status_code::overlap);
+    }
+    CHECK(keel::dispatch(keel::cpu{}, x.view(), plain, keel::rows(x.view().data + 4, l.rows(), 4)).code == status_code::overlap);
+    CHECK(keel::combine(keel::cpu{}, served, plain, weights, x.view(), keel::rows(x.view().data + 4, 10, 4)).code == status_code::overlap);
+    auto valid = std::make_unique<bool[]>(160);
+    CHECK(keel::combine(keel::cpu{}, served, plain, weights, keel::view<float, 2>{}, y.view(), {}, keel::vec<bool const>(valid.get(), 9)).code ==
+          status_code::bad_shape);
+    CHECK(keel::combine(keel::cpu{}, served, plain, weights, keel::view<float, 2>{}, y.view(), {}, keel::vec<bool const>(valid.get(), 11)).code ==
+          status_code::bad_shape);
+    CHECK(keel::combine(keel::cpu{}, served, plain, weights, keel::view<float, 2>{}, y.view(), {},
+                        keel::vec<bool const>(reinterpret_cast<bool*>(y.view().data), 10)).code == status_code::overlap);
     CHECK(rows.contents() == before);
     CHECK(keel::dispatch(keel::cpu{}, x.view(), l.where(), served).ok());
 }

@@ -1,5 +1,6 @@
 // The router's gradient against finite differences of its formulas in double, with the selection frozen.
 #include <cmath>
+#include <limits>
 #include <memory>
 
 #include <moe/router.hpp>
@@ -140,6 +141,15 @@ TEST_CASE("a bad call of route_backward names the argument and writes nothing") 
     ids.set(1, 1, -1);
     CHECK(call().code == keel::status_code::bad_option);
     CHECK(keel::route_backward(keel::cpu{}, g.view(), z.view(), ids.view(), w.view(), z.view()).code == keel::status_code::overlap);
+    ids.set(1, 1, 1);
+    auto const with = [&](keel::route_options options, float z_loss) {
+        return keel::route_backward(keel::cpu{}, g.view(), z.view(), ids.view(), w.view(), dz.view(), options, {.z_loss = z_loss}).code;
+    };
+    for (float z_loss : {-1e-3f, std::nanf(""), std::numeric_limits<float>::infinity()}) CHECK(with({}, z_loss) == keel::status_code::bad_option);
+    CHECK(with({.score = static_cast<score_function>(7)}, 0.0f) == keel::status_code::bad_option);
+    CHECK(with({.weight = static_cast<weight_rule>(7)}, 0.0f) == keel::status_code::bad_option);
+    CHECK(with({.scaling = -1.0f}, 0.0f) == keel::status_code::bad_option);
+    ids.set(1, 1, -1);
     CHECK(dz.contents() == before);
     ids.set(1, 0, -1);
     CHECK(call().ok());

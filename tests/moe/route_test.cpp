@@ -234,6 +234,43 @@ TEST_CASE("bad logits: ids stay distinct and valid, the row's weights say so, ot
     CHECK(events.elements == 3);
 }
 
+TEST_CASE("+Inf ranks first without a bias, and with one by its score like any logit") {
+    guarded_matrix<float> z(1, 3, 0, {0.0f, std::numeric_limits<float>::infinity(), 1.0f}), bias(1, 3, 0, {0.0f, -10.0f, 0.0f});
+    for (score_function s : all_scores) {
+        routed<> plain(1, 3, 2), biased(1, 3, 2);
+        plain.run(keel::cpu{}, z.view(), {}, {.score = s}).or_throw();
+        CHECK(plain.id(0, 0) == 1);
+        biased.run(keel::cpu{}, z.view(), {.bias = bias.vec()}, {.score = s}).or_throw();
+        // sqrt(softplus(FLT_MAX)) is far above any bias; the others are at most 1.
+        CHECK(biased.id(0, 0) == (s == score_function::sqrt_softplus ? 1 : 2));
+        CHECK(std::isnan(biased.weights.at(0, 0)));
+    }
+}
+
+TEST_CASE("the largest finite logits give finite weights, log-sums and gradients") {
+    float const top = 2.5e38f; // top - -top is beyond FLT_MAX
+    guarded_matrix<float> z(3, 4, 0, {top, -top, top, -top, -top, -top, -top, -top, -top, 0.0f, 1.0f, top}), g(3, 2, 0, {1, -1, 2, 3, -2, 1});
+    for (score_function s : all_scores)
+        for (weight_rule rule : both_rules) {
+            routed<> r(3, 4, 2);
+            keel::route_options const options{.score = s, .weight = rule};
+            r.run(keel::cpu{}, z.view(), {}, options).or_throw();
+            guarded_matrix<float> dz(3, 4);
+            keel::route_backward(keel::cpu{}, g.view(), z.view(), r.ids.view(), r.weights.view(), dz.view(), options, {.z_loss = 1e-3f}).or_throw();
+            for (int64_t t = 0; t < 3; ++t) {
+                INFO(static_cast<int>(s) << " " << static_cast<int>(rule) << " row " << t);
+                CHECK(r.log_sum.at(0, t) == Approx(t == 1 ? -2.5e38 : 2.5e38).epsilon(1e-6));
+                bool const vanished = t == 1 && rule == weight_rule::scores && s != score_function::softmax; // e^-2.5e38
+                for (int64_t j = 0; j < 2; ++j) {
+                    CHECK(std::isfinite(r.weights.at(t, j)));
+                    if (vanished) CHECK(r.weights.at(t, j) == 0.0);
+                }
+                if (t == 1 && rule == weight_rule::normalised) CHECK(r.weights.at(t, 1) == 0.5);
+                for (int64_t e = 0; e < 4; ++e) CHECK(std::isfinite(dz.at(t, e)));
+            }
+        }
+}
+
 TEST_CASE("padding takes no expert, weighs nothing and is counted nowhere") { // Megatron #6114: also where tokens == experts
     for (auto [tokens, experts] : {std::array<int64_t, 2>{6, 6}, {70, 9}}) {
         guarded_matrix<float> z(tokens, experts, 0, floats(data_kind::normal, tokens * experts));
@@ -292,6 +329,9 @@ TEST_CASE("a bad call of route names the argument and writes nothing") {
     CHECK(r.run(be, keel::columns(z.view(), 0, 5)).message() == "route: demand has length = 6, wanted 5 (bad_shape)");
     CHECK(r.run(be, z.view(), {}, {.scaling = 0.0f}).code == keel::status_code::bad_option);
     CHECK(r.run(be, z.view(), {}, {.scaling = quiet}).code == keel::status_code::bad_option);
+    CHECK(r.run(be, z.view(), {}, {.score = static_cast<keel::score_function>(3)}).message() ==
+          "route: options.score has value = 3, wanted softmax, sigmoid or sqrt_softplus (bad_option)");
+    CHECK(r.run(be, z.view(), {}, {.weight = static_cast<keel::weight_rule>(2)}).code == keel::status_code::bad_option);
     auto const with = [&](keel::view<int32_t, 2> ids, keel::view<float, 2> weights, keel::workspace ws) {
         return keel::route(be, z.view(), {}, ids, weights, r.demand, {}, {}, ws).code;
     };

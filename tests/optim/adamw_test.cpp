@@ -149,6 +149,26 @@ TEST_CASE("no finite gradient makes the state infinite, and none that is not fin
     CHECK(q.w.at(0, 3) == start.w.at(0, 3));
 }
 
+TEST_CASE("a gradient whose square vanishes steps no further than the learning rate") { // torch: |g| / epsilon
+    for (float beta2 : {0.0f, 0.95f, 0.999f, 0x1.fffffep-1f})
+        for (float size : {1e-18f, 1e-19f, 1e-20f, 1e-21f, 1e-22f, 1e-25f, 1e-30f, 1e-40f}) {
+            INFO(beta2 << " " << size);
+            guarded_matrix<float> gradient(1, 1, 0, {size});
+            problem p(1);
+            p.w.set(0, 0, 0.0f);
+            float furthest = 0;
+            for (int t = 0; t < 50; ++t) {
+                float const from = p.w.get(0, 0);
+                p.step(keel::cpu{}, gradient, keel::open_gate(), {.learning_rate = 1.0f, .beta2 = beta2, .epsilon = keel::least_adamw_epsilon});
+                furthest = std::max(furthest, std::abs(p.w.get(0, 0) - from));
+            }
+            // Exactly g / (g + epsilon) for a constant gradient. v is coarse or lost where g is not above epsilon, so at most 1 and a half.
+            CHECK(furthest <= 1.5f);
+            double const want = static_cast<double>(size) / (static_cast<double>(size) + 0x1p-63);
+            CHECK(static_cast<double>(furthest) >= 0.4 * want);
+        }
+}
+
 TEST_CASE("decay acts once, without gradient too, and pulls delta to 0") {
     guarded_matrix<float> zero(1, 64);
     problem p(64);
@@ -198,7 +218,15 @@ TEST_CASE("adamw_step takes bf16 gradients and other shadows, and says what is w
     CHECK(code(same.vec(), p.weights(), p.state(), {.learning_rate = -1.0f}) == status_code::bad_option);
     CHECK(code(same.vec(), p.weights(), p.state(), {.beta1 = 1.0f}) == status_code::bad_option);
     CHECK(code(same.vec(), p.weights(), p.state(), {.beta2 = std::nanf("")}) == status_code::bad_option);
-    CHECK(code(same.vec(), p.weights(), p.state(), {.epsilon = 0.0f}) == status_code::bad_option);
+    for (float epsilon : {0.0f, 0x1.fffffep-64f, std::numeric_limits<float>::infinity(), std::nanf("")})
+        CHECK(code(same.vec(), p.weights(), p.state(), {.epsilon = epsilon}) == status_code::bad_option);
+    // The low-precision copy over anything that the step reads or writes.
+    auto const over = [](guarded_matrix<float>& x) { return keel::vec(reinterpret_cast<keel::f16*>(x.view().data), 300); };
+    for (guarded_matrix<float>* x : {&p.w, &p.m, &p.v, &same})
+        CHECK(code(same.vec(), {.master = p.w.vec(), .shadow = over(*x)}, p.state(), {}) == status_code::overlap);
+    p.applied = -1; // a count that no run ever had
+    CHECK(code(same.vec(), p.weights(), p.state(), {}) == status_code::bad_state);
+    p.applied = 1;
     CHECK(p.bits() == before);
     keel::step_change change;
     CHECK(keel::adamw_step<keel::f16>(be, same.vec(), p.weights(), p.state(), keel::open_gate(), {}, &change).code ==

@@ -37,6 +37,14 @@ static_assert(keel::certificate<keel::polar_express, float, 12>.upper < 1.001);
 static_assert(!keel::certificate<keel::turbo_aol_early, float>.positive);
 static_assert(keel::certificate<keel::cans, float>.positive && keel::certificate<keel::cans, float>.upper > 6);
 
+// The value cannot be put together around a step of one's own.
+static_assert(!std::is_constructible_v<keel::newton_schulz_coefficients<float>, keel::newton_schulz_step const*, int>);
+static_assert(!std::is_aggregate_v<keel::newton_schulz_coefficients<float>>);
+template <class T> constexpr bool braces = requires(keel::newton_schulz_step q) { T{&q, 1}; };
+template <class T> constexpr bool all_braces = requires(keel::newton_schulz_step q) { T{&q, 1, "", "", keel::map_bounds{}}; };
+static_assert(!braces<keel::newton_schulz_coefficients<float>> && !all_braces<keel::newton_schulz_coefficients<float>>);
+static_assert(std::is_trivially_copyable_v<keel::newton_schulz_coefficients<float>>);
+
 struct of_ones_own {
     static constexpr char const *name = "of_ones_own", *source = "this test";
     static constexpr keel::newton_schulz_term listed[] = {{2.0, -1.5, 0.5}};

@@ -323,6 +323,17 @@ TEST_CASE("muon_step says what is wrong and writes nothing") {
     CHECK(code([&](auto& x, auto&) { x.weight.stride[1] = 0; }) == status_code::bad_stride);
     CHECK(code([&](auto& x, auto&) { x.momentum = x.weight; }) == status_code::overlap);
     CHECK(code([&](auto& x, auto&) { x.gradient = x.weight; }) == status_code::overlap);
+    // The shadow takes a weight as it is made: over anything else it would be read back as an input.
+    auto const over = [](keel::view<float, 3> v) {
+        return keel::view<bf16, 3>{reinterpret_cast<bf16*>(v.data), {1, 8, 6}, {2 * v.stride[0], 2 * v.stride[1], 2 * v.stride[2]}};
+    };
+    CHECK(code([&](auto& x, auto&) { x.shadow = over(x.weight); }) == status_code::overlap);
+    CHECK(code([&](auto& x, auto&) { x.shadow = over(p.cube(p.gradient)); }) == status_code::overlap);
+    CHECK(code([&](auto& x, auto&) { x.shadow = over(x.momentum); }) == status_code::overlap);
+    CHECK(code([&](auto& x, auto&) { x.shadow.stride[1] = 0; }) == status_code::bad_stride);
+    CHECK(code([&](auto& x, auto&) {
+              x.plan = keel::plan_muon(1, 8, 6, {}, {.coefficients = keel::coefficients<keel::keller, float, 65>(), .form = keel::newton_schulz_form::gram});
+          }) == status_code::bad_option);
     CHECK(code([&](auto&, auto& o) { o.momentum = 1.0f; }) == status_code::bad_option);
     CHECK(code([&](auto&, auto& o) { o.learning_rate = std::nanf(""); }) == status_code::bad_option);
     CHECK(code([&](auto&, auto& o) { o.weight_decay = -1.0f; }) == status_code::bad_option);

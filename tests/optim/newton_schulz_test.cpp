@@ -1,4 +1,5 @@
 // Newton-Schulz against the SVD in double: the map it applies to singular values, and the properties an optimiser relies on.
+#include <bit>
 #include <limits>
 
 #include <keel/backend/cpu/cpu.hpp>
@@ -96,6 +97,29 @@ TEST_CASE("long runs in Gram form are restarted and stay within the certified bo
     check(keel::coefficients<keel::deepseek_v4, float, 16>());
 }
 
+TEST_CASE("more than 64 steps are never taken in Gram form, which could not be restarted") { // 80 of keller: singular values of 2500
+    auto const check = [](auto const& set) {
+        INFO(set.name << " " << set.count);
+        matrix const u = random_matrix(8, 64, 3);
+        auto const plan = keel::plan_newton_schulz<float>(8, 64, set);
+        CHECK((plan.form == form::gram) == (set.count <= 64));
+        CHECK(plan.valid());
+        CHECK(singular_values(orthogonalised<float>(u, {.coefficients = set}))(0) <= set.bounds.upper + 2e-3);
+        CHECK(keel::plan_newton_schulz<float>(8, 64, set, form::gram).valid() == (set.count <= 64));
+        auto in = to_storage<float>(u);
+        guarded_matrix<float> out(8, 64);
+        auto const s = orthogonalise<float>(in.view(), out.view(), {.coefficients = set, .form = form::gram});
+        CHECK(s.code == (set.count <= 64 ? keel::status_code::ok : keel::status_code::bad_option));
+        if (s.ok()) CHECK(singular_values(to_matrix(out))(0) <= set.bounds.upper + 2e-3);
+        else CHECK(out.contents() == guarded_matrix<float>(8, 64).contents());
+    };
+    check(keel::coefficients<keel::keller, float, 64>());
+    check(keel::coefficients<keel::keller, float, 65>());
+    check(keel::coefficients<keel::keller, float, 120>());
+    check(keel::coefficients<keel::deepseek_v4, float, 100>());
+    check(keel::coefficients<keel::classic_cubic, float, 100>());
+}
+
 TEST_CASE("bf16 operands keep well-conditioned input in the set's range") {
     // Rounding to bf16 moves singular values by about 2^-8 a step; measured over these shapes at most 0.03.
     for (shape s : {shape{16, 16}, {24, 64}, {70, 33}}) {
@@ -190,6 +214,40 @@ TEST_CASE("the result is odd, follows transposition and permutation, and never p
         CHECK(to_matrix(turned) == to_matrix(straight).transpose());
         CHECK(turned.untouched());
     }
+}
+
+TEST_CASE("a view and its transpose are one computation, whatever the strides; a column is worked on as a row") {
+    for (int64_t r : {1, 2, 5, 13, 41, 300})
+        for (int64_t c : {1, 3, 9, 29})
+            for (auto [down, right] : {std::pair<int64_t, int64_t>{2 * c + 20, 2}, {3, 3 * r + 1}, {1, r}, {c, 1}, {-c, 1}, {5 * c, -5}}) {
+                INFO(r << "x" << c << " strides " << down << ", " << right);
+                std::vector<float> const x = floats(data_kind::normal, 1 + (r - 1) * std::abs(down) + (c - 1) * std::abs(right), 31);
+                auto const at = [](auto* p, int64_t rows, int64_t columns, int64_t i, int64_t j) {
+                    return keel::view<std::remove_pointer_t<decltype(p)>, 2>{p + (i < 0 ? -i * (rows - 1) : 0) + (j < 0 ? -j * (columns - 1) : 0),
+                                                                             {rows, columns}, {i, j}};
+                };
+                auto const u = at(x.data(), r, c, down, right);
+                guarded_matrix<float> straight(r, c), turned(c, r, 2);
+                orthogonalise<float>(u, straight.view()).or_throw();
+                orthogonalise<float>(transposed(u), turned.view()).or_throw();
+                CHECK(to_matrix(turned) == to_matrix(straight).transpose());
+            }
+}
+
+TEST_CASE("odd but for zeros, which are +0 either way") {
+    std::vector<float> const u{1, 0, 2, 0, 0, 3};
+    std::vector<float> minus, o(6), p(6);
+    for (float v : u) minus.push_back(-v);
+    orthogonalise<float>(keel::rows(u.data(), 2, 3), keel::rows(o.data(), 2, 3)).or_throw();
+    orthogonalise<float>(keel::rows(minus.data(), 2, 3), keel::rows(p.data(), 2, 3)).or_throw();
+    int zeros = 0;
+    for (std::size_t i = 0; i < 6; ++i) {
+        bool const zero = o[i] == 0.0f;
+        zeros += zero ? 1 : 0;
+        CHECK(std::bit_cast<uint32_t>(p[i]) == std::bit_cast<uint32_t>(zero ? 0.0f : -o[i]));
+        if (zero) CHECK(std::bit_cast<uint32_t>(o[i]) == 0);
+    }
+    CHECK(zeros == 2);
 }
 
 TEST_CASE("a batch is its matrices one by one, on any number of threads") { // a norm without keepdim: batch = rows hides it

@@ -70,6 +70,8 @@ KEEL_HOST int64_t make_gate_workspace(view<gradient_tensor const, 1> gradients) 
 /// Shapes         a list of dense tensors in host memory; a tensor that several replicas hold is listed once.
 /// Formats        float or bf16 gradients, read as stored and not written. The norm neither overflows nor vanishes.
 /// Status         bad_shape, bad_stride (a tensor that is not dense), bad_pointer, bad_option (max_norm not above 0), small_workspace.
+/// Too far        max_norm / norm below 2^-126 closes the gate as well: a float cannot hold the factor. pre_clip_norm is finite then
+///                and non_finite() is 0.
 /// Non-finite     any NaN or Inf closes the gate: apply = 0, clip = 0, counts and the first tensor given. Nothing else is touched.
 ///                No tensors, or empty ones: norm 0, the gate is open.
 /// Workspace      make_gate_workspace(gradients). Where the backend is asynchronous the gate is ready when the stream reaches it.

@@ -121,8 +121,10 @@ struct gate_row {
         } else {
             double const limit = static_cast<double>(max_norm);
             out.pre_clip_norm = __builtin_sqrt(squares);
-            out.apply = 1;
-            out.clip = out.pre_clip_norm <= limit ? 1.0f : static_cast<float>(limit / out.pre_clip_norm);
+            double const factor = out.pre_clip_norm <= limit ? 1.0 : limit / out.pre_clip_norm;
+            // Below 2^-126 a float has few bits left, or none: a step of zeros would pass for a clipped one.
+            out.apply = factor >= 0x1p-126 ? 1 : 0;
+            out.clip = out.apply != 0 ? static_cast<float>(factor) : 0.0f;
         }
         *gate = out;
     }

@@ -1,8 +1,8 @@
 // The balancing bias: committed demand in, one update a step out. Served counts do not compile here.
 //
 //     keel::commit(be, state, demand, {.step = s, .micro_batch = m}).or_throw();     // after each forward; twice counts once
-//     ...                                                                           // a communicator may sum state.pending
-//     keel::demand_counts pending;
+//     all_reduce(state.pending), all_reduce(keel::pending_tokens(state));             // where there are ranks: sums of int64, in place,
+//     keel::demand_counts pending;                                                  // after the step's last commit on each of them
 //     keel::pending_demand(state, pending).or_throw();
 //     keel::update_balance(be, state, keel::reduced_over_ranks(pending), gate, {.rate = 1e-3f}).or_throw();
 //
@@ -69,6 +69,7 @@ struct balance_ledger {
     }
 };
 
+/// A ledger comes from memory of the caller's, or a checkpoint: what is in it is not trusted with an index.
 KEEL_HOST void check_balance(validation& check, balance_state const& state) {
     check.present("state.bias", state.bias).unit_stride("state.bias", state.bias);
     check.shape("state.pending", state.pending, state.bias.extent[0]).unit_stride("state.pending", state.pending);
@@ -77,6 +78,20 @@ KEEL_HOST void check_balance(validation& check, balance_state const& state) {
                   "balance_ledger_size(micro-batches a step)");
     check.disjoint("state.bias", state.bias, state.pending).disjoint("state.ledger", state.ledger, state.pending);
     check.disjoint("state.ledger", state.ledger, state.bias);
+    if (!check.ok()) return;
+    balance_ledger const ledger{state.ledger};
+    check.require(ledger.count() >= 0 && ledger.count() <= ledger.room(), status_code::bad_state, "state.ledger", "count of micro-batches",
+                  ledger.count(), "0 up to its room; zeroed memory is a fresh ledger");
+    check.require(ledger.tokens() >= 0, status_code::bad_state, "state.ledger", "tokens", ledger.tokens(), "0 or more");
+}
+/// Counts that no one has written to since they were counted: none outside [0, most], and together the total.
+template <class Stage> KEEL_HOST void check_counts(validation& check, char const* name, load_counts<Stage> const& c, int64_t most) {
+    int64_t sum = 0;
+    for (int64_t e = 0; check.ok() && e < c.experts(); ++e) {
+        check.require(c[e] >= 0 && c[e] <= most, status_code::bad_state, name, "count", c[e], "0 up to the number of tokens");
+        sum += c[e];
+    }
+    if (check.ok() && sum != c.total()) check.fail(status_code::bad_state, name, "sum", sum, c.total());
 }
 } // namespace detail
 
@@ -117,9 +132,12 @@ struct balance_row {
 /// that belongs to a step already updated changes nothing and is ok. Evaluation simply does not commit.
 ///
 /// Shapes         state as in balance_state; demand of as many experts.
-/// Status         bad_shape, bad_stride, bad_pointer, overlap; bad_state: demand that nothing filled, that does not sum to k * tokens
-///                any more, or of another k; another step or attempt is still open (update_balance closes it, applied or skipped); the
-///                ledger is full; more than 2^42 assignments.
+/// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (a negative step); bad_state: demand that nothing filled,
+///                that does not sum to k * tokens any more, or of another k; another step or attempt is still open (update_balance
+///                closes it, applied or skipped); the ledger is full, or no ledger; more than 2^42 assignments.
+/// Late           of a step that was updated: ok, nothing changes. Of an attempt that was skipped: a skip leaves nothing behind to know
+///                it by, so it opens that attempt again, and the next attempt's commit says so; update_balance with a closed gate
+///                clears it.
 /// A type that is not demand_counts does not compile.
 template <row_backend B> status commit(B const&, balance_state const& state, demand_counts const& demand, balance_key key) {
     static_assert(backend_traits<B>::space == memory_space::host, "the ledger lives on the host so far");
@@ -127,7 +145,7 @@ template <row_backend B> status commit(B const&, balance_state const& state, dem
     detail::balance_ledger const ledger{state.ledger};
     validation check("commit");
     detail::check_balance(check, state);
-    check.shape("demand", demand.counts(), experts).disjoint("demand", demand.counts(), state.pending);
+    check.shape("demand", demand.counts(), experts).disjoint("demand", demand.counts(), state.bias, state.pending, state.ledger);
     check.require(demand.filled(), status_code::bad_state, "demand", "demand that route has filled");
     check.require(key.step >= 0, status_code::bad_option, "key.step", "value", key.step, "0 or more");
     if (!check.ok() || key.step < ledger.next_step()) return check.result;
@@ -141,12 +159,10 @@ template <row_backend B> status commit(B const&, balance_state const& state, dem
         for (int64_t i = 0; check.ok() && i < ledger.count(); ++i)
             if (ledger.micro_batch(i) == key.micro_batch) return check.result;
     }
-    int64_t sum = 0;
-    for (int64_t e = 0; e < (check.ok() ? experts : 0); ++e) sum += demand[e];
-    if (check.ok() && sum != demand.total()) check.fail(status_code::bad_state, "demand", "sum", sum, demand.total());
+    detail::check_counts(check, "demand", demand, demand.tokens());
     check.require(ledger.count() < ledger.room(), status_code::bad_state, "state.ledger", "room for micro-batches", ledger.room(),
                   "room for all of a step");
-    check.require((ledger.tokens() + demand.tokens()) <= detail::most_assignments / demand.per_token(), status_code::bad_state, "demand",
+    check.require(ledger.tokens() <= detail::most_assignments / demand.per_token() - demand.tokens(), status_code::bad_state, "demand",
                   "tokens", demand.tokens(), "at most 2^42 / k a step");
     if (!check.ok()) return check.result;
     for (int64_t e = 0; e < experts; ++e) state.pending(e) += demand[e];
@@ -158,8 +174,12 @@ template <row_backend B> status commit(B const&, balance_state const& state, dem
     return check.result;
 }
 
-/// The demand committed since the last update, on this rank: a view of state.pending. bad_state where nothing was committed, or where
-/// the counts do not sum to k * tokens.
+/// The number of tokens in state.pending: one element of the ledger, for a communicator to sum as it sums the counts.
+KEEL_FN view<int64_t, 1> pending_tokens(balance_state const& state) { return vec(&detail::balance_ledger{state.ledger}.tokens(), 1); }
+
+/// The demand committed since the last update, on this rank or, where a communicator has summed state.pending and pending_tokens(state),
+/// on all: a view of state.pending, until the next commit. bad_state where nothing was committed, or where the counts do not sum to
+/// k * tokens (only one of the two was summed).
 KEEL_HOST status pending_demand(balance_state const& state, demand_counts& pending) {
     detail::balance_ledger const ledger{state.ledger};
     validation check("pending_demand");
@@ -176,7 +196,8 @@ KEEL_HOST status pending_demand(balance_state const& state, demand_counts& pendi
 ///                bytes that they had before its first commit, and it may be tried again under another attempt.
 /// Shapes         demand of as many experts as the state. It may be the pending counts themselves.
 /// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (rate), bad_state: nothing was committed since the last update
-///                (once per step), or the demand is less than what is pending here (another layer's, or not reduced).
+///                (once per step), the demand is less than what is pending here (another layer's, or not reduced), of another k, or does
+///                not sum to its total any more (a micro-batch was committed after pending_demand).
 /// Zero tokens    direction 0.
 /// A type that is not reduced_demand does not compile: not served counts, and not one rank's share.
 template <row_backend B>
@@ -187,15 +208,19 @@ status update_balance(B const& be, balance_state const& state, reduced_demand co
     detail::balance_ledger const ledger{state.ledger};
     validation check("update_balance");
     detail::check_balance(check, state);
-    check.shape("demand", demand.counts(), experts).disjoint("demand", demand.counts(), state.bias);
+    check.shape("demand", demand.counts(), experts).disjoint("demand", demand.counts(), state.bias, state.ledger);
+    check.disjoint_or_same("demand", demand.counts(), state.pending);
     check.require(demand.filled(), status_code::bad_state, "demand", "demand that was counted");
     check.require(options.rate >= 0.0f && options.rate <= 0x1.fffffep127f, status_code::bad_option, "options.rate",
                   "a finite number, 0 or above");
     if (!check.ok()) return check.result;
     check.require(ledger.count() > 0, status_code::bad_state, "state.ledger", "a micro-batch committed since the last update");
+    check.require(demand.per_token() == ledger.per_token(), status_code::bad_state, "demand", "experts a token", demand.per_token(),
+                  "the k of what was committed");
     for (int64_t e = 0; check.ok() && e < experts; ++e)
         if (demand[e] < state.pending(e))
             check.fail(status_code::bad_state, "demand", "count", demand[e], 0, "at least what is pending on this rank");
+    detail::check_counts(check, "demand", demand, demand.tokens());
     if (!check.ok()) return check.result;
     if (gate.apply != 0) {
         be.for_rows(1, experts, balance_row{demand.counts(), state.bias, demand.total(), options, &ledger.moved()});

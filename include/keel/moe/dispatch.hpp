@@ -30,8 +30,17 @@ template <class DY> struct combine_gradients {
 
 namespace keel::inline KEEL_ABI {
 
-/// The slots' shapes, that `row_count` is what their offsets end at, and that as many assignments name a row in range; that no two
-/// name the same one is apply_capacity's promise.
+/// A 64-bit mark of a row (Steele et al. 2014, SplitMix64's finaliser): sums of marks are equal for the same rows in any order, and
+/// otherwise with a chance of 2^-64.
+KEEL_FN uint64_t row_mark(int64_t row) {
+    uint64_t z = (static_cast<uint64_t>(row) + 1) * 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/// The slots' shapes, that `row_count` is what their offsets end at, and that the assignments name each row once: two that shared one
+/// would race, and the row that none names would be left as it was. By a sum of marks, so that it needs no memory.
 template <class B> KEEL_HOST void check_slots(validation& check, expert_slots where, int64_t tokens, char const* rows, int64_t row_count) {
     check.extent("where.slots", where.slots, 0, tokens).present("where.offsets", where.offsets);
     check.require(where.offsets.extent[0] >= 1, status_code::bad_shape, "where.offsets", "length", where.offsets.extent[0], "experts + 1");
@@ -40,13 +49,17 @@ template <class B> KEEL_HOST void check_slots(validation& check, expert_slots wh
             int64_t const served = where.offsets(where.offsets.extent[0] - 1);
             if (served != row_count) check.fail(status_code::bad_shape, rows, "rows", row_count, served);
             int64_t seen = 0;
+            uint64_t marks = 0;
             for (int64_t t = 0; t < tokens; ++t)
                 for (int64_t j = 0; j < where.slots.extent[1]; ++j) {
                     int64_t const slot = where.slots(t, j);
                     if (slot < -1 || slot >= row_count) check.fail(status_code::bad_option, "where.slots", "value", slot, 0, "-1 or a row");
                     seen += slot >= 0 ? 1 : 0;
+                    marks += slot >= 0 ? row_mark(slot) : 0;
                 }
             if (seen != row_count) check.fail(status_code::bad_option, "where.slots", "rows that are named", seen, row_count);
+            for (int64_t row = 0; check.ok() && row < row_count; ++row) marks -= row_mark(row);
+            if (check.ok() && marks != 0) check.fail(status_code::bad_option, "where.slots", "each row named once");
         }
 }
 
@@ -54,8 +67,10 @@ template <class B> KEEL_HOST void check_slots(validation& check, expert_slots wh
 ///
 /// Shapes         x [tokens, width], where from apply_capacity, expert_rows [served.total(), width]: every row is written once, in the
 ///                stable order of its expert's queue. Columns adjacent.
-/// Formats        float, bf16 or f16, x and expert_rows alike; exact (NaN as the canonical one).
-/// Status         bad_shape, bad_stride, bad_pointer, bad_option (slots that are no rows; on host backends), overlap. No workspace.
+/// Formats        float, bf16 or f16, x and expert_rows alike; exact (NaN as the canonical one). Non-finite: copied.
+/// Status         bad_shape (also rows that are not what the offsets end at), bad_stride, bad_pointer, overlap; on host backends
+///                bad_option (a slot that is no row, a row that no assignment names or that two do). No workspace.
+/// Aliasing       expert_rows has memory of its own.
 /// Cost           reads x once from memory, writes expert_rows.
 template <row_backend B, class X, class R> status dispatch(B const& be, view<X, 2> x, expert_slots where, view<R, 2> expert_rows) {
     static_assert(std::is_same_v<std::remove_const_t<X>, R>, "x and expert_rows share one format");
@@ -69,8 +84,14 @@ template <row_backend B, class X, class R> status dispatch(B const& be, view<X, 
     return check.result;
 }
 
-/// The gradient of dispatch: dx[t] = sum over j of dexpert_rows[slots[t, j]], fp32, from +0 in the order of j, one rounding. A token
-/// whose assignments were all dropped gets 0. Shapes and formats as dispatch; dx is overwritten.
+/// The gradient of dispatch.
+///
+/// Formula        dx[t] = sum over j of dexpert_rows[slots[t, j]], fp32, from +0 in the order of j, one rounding. A token whose
+///                assignments were all dropped gets 0.
+/// Shapes         dexpert_rows [served.total(), width], dx [tokens, width], overwritten; columns adjacent. Formats as dispatch.
+/// Non-finite     stays in its token. Error: (k - 1) 2^-24 of the sum of magnitudes, and dx's rounding.
+/// Status         as dispatch. dx has memory of its own. No workspace.
+/// Cost           reads dexpert_rows once, writes dx.
 template <row_backend B, class R, class X>
 status dispatch_backward(B const& be, view<R, 2> dexpert_rows, expert_slots where, view<X, 2> dx) {
     static_assert(std::is_same_v<std::remove_const_t<R>, X>, "dexpert_rows and dx share one format");
@@ -93,7 +114,8 @@ status dispatch_backward(B const& be, view<R, 2> dexpert_rows, expert_slots wher
 /// Dropped        contributes nothing; a token with every assignment dropped has y = h.
 /// Non-finite     stays in its token.
 /// Aliasing       y may be shared itself (same format, same strides). Otherwise outputs have memory of their own.
-/// Status         bad_shape, bad_stride, bad_pointer, bad_option (slots that are no rows; on host backends), overlap. No workspace.
+/// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (slots, as dispatch). No workspace.
+/// Error          (k + 1) 2^-24 of the sum of |w_j O| and |h|, and y's rounding.
 /// Cost           reads k rows and the shared one, writes one; the share terms cost no further pass.
 template <row_backend B, class O, class W, class S, class Y>
 status combine(B const& be, view<O, 2> expert_rows, expert_slots where, view<W, 2> weights, view<S, 2> shared, view<Y, 2> y,
@@ -121,7 +143,12 @@ status combine(B const& be, view<O, 2> expert_rows, expert_slots where, view<W, 
 ///
 /// Formula        dexpert_rows[slot_j] = w_j * dy, one rounding; dweights_j = sum(dy * O[slot_j]) in THE reduction order, fp32.
 /// Dropped        dweights 0; nothing else is touched.
-/// Shapes         dy [tokens, width], the rest as combine; each output may be absent.
+/// Shapes         dy [tokens, width], expert_rows [served.total(), width], weights [tokens, k]; out.dexpert_rows as expert_rows,
+///                out.dweights as weights; columns adjacent but for weights. Each output may be absent.
+/// Formats        dy and expert_rows any of float, bf16, f16; dexpert_rows in dy's; dweights fp32.
+/// Non-finite     stays in its assignment.
+/// Status         as combine; outputs have memory of their own. No workspace.
+/// Cost           reads dy from memory once and each served row once, writes each gradient row once.
 template <row_backend B, class DY, class O, class W>
 status combine_backward(B const& be, view<DY, 2> dy, view<O, 2> expert_rows, expert_slots where, view<W, 2> weights,
                         std::type_identity_t<combine_gradients<std::remove_const_t<DY>>> out) {

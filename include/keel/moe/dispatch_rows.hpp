@@ -8,7 +8,8 @@
 namespace keel {
 
 /// How much of a layer's output y = r + h its routed experts made; r the routed part, h the shared one. Sums over the tokens, of values
-/// before they were rounded to y's format. Print projection() beside the routed share of the parameters.
+/// before they were rounded to y's format. Print projection() beside the routed share of the parameters. Plain fp32 sums of squares:
+/// a layer whose outputs have a norm beyond 2^64 over all tokens has sums of Inf and a share of NaN, which a log should show as it is.
 struct routed_share {
     float routed_output = 0.0f; ///< <r, y>
     float output = 0.0f;        ///< <y, y>
@@ -19,7 +20,10 @@ struct routed_share {
     /// above 1 where the two cancel. 0 for no output.
     KEEL_FN float projection() const { return output == 0.0f ? 0.0f : routed_output / output; }
     /// |r|^2 / (|r|^2 + |h|^2): sizes alone, blind to cancellation. 0 for no output.
-    KEEL_FN float norm() const { return routed == 0.0f ? 0.0f : routed / (routed + shared); }
+    KEEL_FN float norm() const {
+        float const unit = routed + shared <= 0x1.fffffep127f ? 1.0f : 0.5f; // halves, where the sum alone would overflow
+        return routed == 0.0f ? 0.0f : routed * unit / (routed * unit + shared * unit);
+    }
 };
 
 } // namespace keel

@@ -28,7 +28,7 @@ struct route_saved {
 };
 
 struct route_backward_options {
-    float z_loss = 0.0f; ///< the gradient of z_loss * sum over tokens of log_sum^2 is added; usually coefficient / tokens
+    float z_loss = 0.0f; ///< the gradient of z_loss * sum over tokens of log_sum^2 is added; usually coefficient / tokens; 0 or more
 };
 
 } // namespace keel
@@ -41,6 +41,15 @@ KEEL_HOST int64_t route_tiles(int64_t tokens) { return (tokens + route_tile_toke
 KEEL_HOST int64_t route_workspace(int64_t tokens, int64_t experts) {
     int64_t const cells = route_tiles(tokens) * experts;
     return workspace_total(workspace_bytes<float>(cells) + workspace_bytes<uint32_t>(cells));
+}
+
+KEEL_HOST void check_route_options(validation& check, route_options const& options) {
+    check.require(options.score <= score_function::sqrt_softplus, status_code::bad_option, "options.score", "value",
+                  static_cast<int64_t>(options.score), "softmax, sigmoid or sqrt_softplus");
+    check.require(options.weight <= weight_rule::scores, status_code::bad_option, "options.weight", "value",
+                  static_cast<int64_t>(options.weight), "normalised or scores");
+    check.require(options.scaling > 0.0f && options.scaling <= 0x1.fffffep127f, status_code::bad_option, "options.scaling",
+                  "a finite number above 0");
 }
 
 /// The first failed requirement on ids: an index in [0, experts), or -1 where padding may stand.
@@ -66,10 +75,12 @@ template <class I> KEEL_HOST void check_ids(validation& check, view<I, 2> ids, i
 /// Formats        logits float or bf16; ids int32 or int64; the rest fp32.
 /// Padding        ids -1, weights 0; counted nowhere. Everything downstream takes -1 as "no expert".
 /// Non-finite     -Inf is a score of 0: an expert that is taken last. A row that holds NaN or +Inf, or nothing but -Inf, has k distinct
-///                valid ids (NaN after all numbers, +Inf first) and NaN weights, so that the fault reaches the step gate; it is
-///                counted like any row, and other rows are unaffected. Selected scores that are all 0 normalise to NaN. `events`
-///                counts the logits that are not finite. A NaN in the bias ranks its expert last, +-Inf first or last.
-/// Status         bad_shape, bad_stride, bad_pointer, bad_option (k, scaling, more than 2^42 assignments), overlap, small_workspace.
+///                valid ids and NaN weights, so that the fault reaches the step gate; it is counted like any row, and other rows are
+///                unaffected. There NaN ranks after all numbers; +Inf ranks first without a bias, and with one by its score like any
+///                logit. Selected scores that are all 0 normalise to NaN. `events` counts the logits that are not finite. A NaN in
+///                the bias ranks its expert last, +-Inf first or last.
+/// Status         bad_shape, bad_stride, bad_pointer, bad_option (k, score, weight, scaling, more than 2^42 assignments), overlap,
+///                small_workspace.
 /// Zero sizes     no tokens: zero demand.
 /// Aliasing       outputs have memory of their own. Workspace: route_workspace(tokens, experts).
 /// Cost           reads the logits from memory once and writes 8 to 12 bytes an assignment; k passes over each cached row.
@@ -92,8 +103,7 @@ status route(B const& be, view<L, 2> logits, route_inputs inputs, view<I, 2> ids
     if (!inputs.bias.absent()) check.shape("inputs.bias", inputs.bias, experts).unit_stride("inputs.bias", inputs.bias);
     if (!inputs.valid.absent()) check.shape("inputs.valid", inputs.valid, tokens);
     if (!saved.log_sum.absent()) check.shape("saved.log_sum", saved.log_sum, tokens).distinct("saved.log_sum", saved.log_sum);
-    check.require(options.scaling > 0.0f && options.scaling <= 0x1.fffffep127f, status_code::bad_option, "options.scaling",
-                  "a finite number above 0");
+    check_route_options(check, options);
     if (!check.ok()) return check.result;
     check.require(tokens <= detail::most_assignments / k, status_code::bad_option, "ids", "rows", tokens, "at most 2^42 / k");
     check.disjoint("ids", ids, logits, inputs.bias, inputs.valid).disjoint("weights", weights, logits, inputs.bias, inputs.valid, ids);
@@ -126,7 +136,9 @@ status route(B const& be, view<L, 2> logits, route_inputs inputs, view<I, 2> ids
 /// Formats        dlogits float or bf16, overwritten; experts that were not selected get 0 where no term reaches them.
 /// Options        score, weight and scaling as in the forward.
 /// Padding        rows of ids -1 get 0. Non-finite: a NaN weight or gradient stays in its row.
-/// Status         bad_shape, bad_stride, bad_pointer, bad_option, overlap. No workspace.
+/// Status         bad_shape, bad_stride, bad_pointer, bad_option (score, weight, scaling, z_loss; on host backends ids), overlap.
+/// Aliasing       dlogits has memory of its own. No workspace.
+/// Cost           reads the logits once from memory (three times from cache where softmax takes part), writes dlogits once.
 template <row_backend B, class DW, class L, class I, class W, class D>
 status route_backward(B const& be, view<DW, 2> dweights, view<L, 2> logits, view<I, 2> ids, view<W, 2> weights, view<D, 2> dlogits,
                       route_options options = {}, route_backward_options backward = {}) {
@@ -141,8 +153,9 @@ status route_backward(B const& be, view<DW, 2> dweights, view<L, 2> logits, view
     check.shape("dlogits", dlogits, tokens, experts).unit_stride("dlogits", dlogits).distinct("dlogits", dlogits);
     check.disjoint("dlogits", dlogits, logits).disjoint("dlogits", dlogits, ids).disjoint("dlogits", dlogits, weights);
     check.disjoint("dlogits", dlogits, dweights);
-    check.require(options.scaling > 0.0f && options.scaling <= 0x1.fffffep127f, status_code::bad_option, "options.scaling",
-                  "a finite number above 0");
+    check_route_options(check, options);
+    check.require(backward.z_loss >= 0.0f && backward.z_loss <= 0x1.fffffep127f, status_code::bad_option, "backward.z_loss",
+                  "a finite number of 0 or more");
     if (!check.ok()) return check.result;
     if constexpr (backend_traits<B>::space == memory_space::host) check_ids(check, ids, experts);
     if (!check.ok()) return check.result;
@@ -152,10 +165,12 @@ status route_backward(B const& be, view<DW, 2> dweights, view<L, 2> logits, view
 }
 
 /// sum over tokens of log_sum^2, in THE reduction order: the router's z-loss is coefficient / tokens times this (Zoph et al. 2022,
-/// 2202.08906, eq. 5). `sum_of_squares` is written, in the backend's memory.
+/// 2202.08906, eq. 5). `sum_of_squares` is written, in the backend's memory; Inf where log_sum reaches 2^64, NaN where one is.
+/// Status: bad_shape, bad_pointer, overlap.
 template <row_backend B, class S> status router_z_loss(B const& be, view<S, 1> log_sum, float* sum_of_squares) {
     validation check("router_z_loss");
     check.present("log_sum", log_sum).require(sum_of_squares != nullptr, status_code::bad_pointer, "sum_of_squares", "data, not null");
+    check.disjoint("sum_of_squares", vec(sum_of_squares, 1), log_sum);
     if (!check.ok()) return check.result;
     be.for_rows(1, log_sum.extent[0], square_sum_row{log_sum, sum_of_squares});
     return check.result;

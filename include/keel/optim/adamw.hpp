@@ -43,11 +43,14 @@ KEEL_HOST int64_t adamw_step_workspace(int64_t count) { return workspace_total(w
 ///                correction.
 /// Shapes         gradient, weights.master, weights.shadow (or absent), state.m, state.v [count], adjacent elements.
 /// Formats        gradient float or bf16 (any format that loads), not written; shadow any of bf16, f16, float: one rounding.
-/// Status         bad_shape, bad_stride, bad_pointer, bad_option, overlap, small_workspace.
+/// Error          a step: m 4 * 2^-24 of its terms, v 5 * 2^-24 of itself, w 2 * 2^-24 of itself and 10 * 2^-24 of the update, which
+///                takes m's relative error besides (m may cancel). Where v is subnormal it is coarse: see least_adamw_epsilon.
+/// Status         bad_shape, bad_stride, bad_pointer, overlap, small_workspace, bad_option (learning_rate, weight_decay, a beta outside
+///                [0, 1), epsilon below least_adamw_epsilon); on host backends bad_state (a negative count in state.applied).
 /// Skipped        gate.apply == 0: every byte of weights, shadow and state stays as it was; change is 0.
 /// Non-finite     none reaches this far through make_gate. With open_gate() a NaN or Inf gradient stays in its element. Finite
 ///                gradients beyond 2^63 count as 2^63: their squares would make v infinite for ever.
-/// Aliasing       none between outputs, nor with the gradient.
+/// Aliasing       none between outputs, nor with the gradient. Zero sizes: the step counts in state.applied.
 /// Workspace      adamw_step_workspace(count) where `change` is wanted.
 /// Cost           reads gradient, m, v, w; writes m, v, w [and shadow]: 28 [30] bytes an element with fp32 gradients.
 /// Source         Loshchilov & Hutter 2019, algorithm 2, with torch's decay by the learning rate. Deviation: m and v are not
@@ -68,12 +71,14 @@ status adamw_step(B const& be, view<Gradient, 1> gradient, adamw_weights<Shadow>
     check.require(in_range(options.weight_decay), status_code::bad_option, "options.weight_decay", "a finite number of 0 or more");
     check.require(options.beta1 >= 0.0f && options.beta1 < 1.0f, status_code::bad_option, "options.beta1", "a number in [0, 1)");
     check.require(options.beta2 >= 0.0f && options.beta2 < 1.0f, status_code::bad_option, "options.beta2", "a number in [0, 1)");
-    check.require(in_range(options.epsilon) && options.epsilon > 0.0f, status_code::bad_option, "options.epsilon",
-                  "a finite number above 0");
+    check.require(in_range(options.epsilon) && options.epsilon >= least_adamw_epsilon, status_code::bad_option, "options.epsilon",
+                  "a finite number of at least 2^-63 = 1.1e-19: v vanishes before a smaller one counts");
+    if constexpr (backend_traits<B>::space == memory_space::host)
+        check.require(!check.ok() || *state.applied >= 0, status_code::bad_state, "state.applied", "value",
+                      check.ok() ? *state.applied : 0, "0 or more");
     check.disjoint("gradient", weights.master, gradient).disjoint("gradient", state.m, gradient).disjoint("gradient", state.v, gradient);
     check.disjoint("state.m", state.m, weights.master).disjoint("state.v", state.v, weights.master).disjoint("state.v", state.v, state.m);
-    check.disjoint("weights.shadow", weights.shadow, weights.master).disjoint("weights.shadow", weights.shadow, gradient);
-    check.disjoint("weights.shadow", weights.shadow, state.m).disjoint("weights.shadow", weights.shadow, state.v);
+    check.disjoint("weights.shadow", weights.shadow, weights.master, gradient, state.m, state.v);
     if (change != nullptr) check.enough(ws, adamw_step_workspace(count));
     if (!check.ok()) return check.result;
 

@@ -7,11 +7,16 @@
 
 namespace keel {
 
+/// The smallest epsilon that adamw_step takes, 2^-63 (1.1e-19). (1 - beta2) g^2 vanishes in fp32 where g^2 < 2^-150 / (1 - beta2), which
+/// for no beta2 below 1 reaches above 2^-63: where v is lost, epsilon still holds m / epsilon at 1 or less. torch, without it, steps by
+/// |g| / epsilon there.
+inline constexpr float least_adamw_epsilon = 0x1p-63f;
+
 struct adamw_options {
     float learning_rate = 1e-3f; ///< of this step; 0 or more
     float beta1 = 0.9f;          ///< of the mean m; in [0, 1)
     float beta2 = 0.999f;        ///< of the squares' mean v; in [0, 1)
-    float epsilon = 1e-8f;       ///< added to the root, in units of the gradient; above 0
+    float epsilon = 1e-8f;       ///< added to the root, in units of the gradient; least_adamw_epsilon or above
     float weight_decay = 0.0f;   ///< decoupled: w loses learning_rate * weight_decay of itself; 0 or more
 };
 

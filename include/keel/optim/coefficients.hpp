@@ -232,24 +232,44 @@ concept certified_set = coefficient_set<Set> && certificate<Set, T, Steps>.safe(
 
 // --- the value that options carry -----------------------------------------------------------------------------------------
 
-/// Steps for products whose operands are stored as T. Made by coefficients<Set, T>(), or by unsafe_coefficients<Set, T>().
+namespace detail {
+struct coefficients_access;
+}
+
+/// Steps for products whose operands are stored as T. Made by coefficients<Set, T>(), or by unsafe_coefficients<Set, T>(): no steps of
+/// one's own get here without a set, and so without a certificate.
 template <scalar_format T> struct newton_schulz_coefficients {
     newton_schulz_step const* step = nullptr;
     int count = 0;
     char const* name = "none";
     char const* source = "";
     map_bounds bounds = {};
+
+    constexpr newton_schulz_coefficients() = default;
+
+  private:
+    friend struct detail::coefficients_access;
+    KEEL_HOST constexpr newton_schulz_coefficients(newton_schulz_step const* steps, int n, char const* set, char const* from, map_bounds b)
+        : step(steps), count(n), name(set), source(from), bounds(b) {}
 };
+
+namespace detail {
+struct coefficients_access {
+    template <coefficient_set Set, scalar_format T, int Steps> KEEL_HOST static constexpr newton_schulz_coefficients<T> make() {
+        return {unrolled<Set, Steps>.step, Steps, Set::name, Set::source, certificate<Set, T, Steps>};
+    }
+};
+} // namespace detail
 
 template <coefficient_set Set, scalar_format T = float, int Steps = Set::default_steps>
     requires certified_set<Set, T, Steps>
 KEEL_HOST constexpr newton_schulz_coefficients<T> coefficients() {
-    return {unrolled<Set, Steps>.step, Steps, Set::name, Set::source, certificate<Set, T, Steps>};
+    return detail::coefficients_access::make<Set, T, Steps>();
 }
 /// For experiments: the map may change signs or overflow on legal input.
 template <coefficient_set Set, scalar_format T = float, int Steps = Set::default_steps>
 KEEL_HOST constexpr newton_schulz_coefficients<T> unsafe_coefficients() {
-    return {unrolled<Set, Steps>.step, Steps, Set::name, Set::source, certificate<Set, T, Steps>};
+    return detail::coefficients_access::make<Set, T, Steps>();
 }
 
 } // namespace keel

@@ -33,13 +33,18 @@ int64_t muon_step_workspace(B const& be, view<muon_parameter<T, Gradient, Shadow
 /// Shapes         gradient, weight, momentum, shadow (or absent) [stack, rows, columns] of the plan; any strides, fast where rows or
 ///                columns are adjacent. The scale comes from the logical matrix, whatever memory it shares.
 /// Formats        gradient float or bf16 (any format that loads), not written; products in T; shadow any of bf16, f16, float.
-/// Status         bad_shape, bad_stride, bad_pointer, bad_option, overlap (within a parameter), bad_state (a plan whose parts do not
-///                cover its rows; got: the parameter), small_workspace; non_finite (got: the parameter whose momentum would not be
-///                finite): found before anything of any parameter is written.
+/// Rounding       x, M and U one each an operation, in fp32; U to T after the norm; each product to T; w once for decay and once for
+///                the step; shadow once from w. The factors lr * scale and lr * decay once from double.
+/// Status         bad_shape, bad_stride, bad_pointer, bad_option (options outside their ranges; a plan of more than 64 steps of gram),
+///                unsupported (form gram in bf16), bad_state (a plan whose parts do not cover its rows; got: the parameter),
+///                small_workspace; non_finite (got: the parameter whose direction would not be finite): found before anything of any
+///                parameter is written.
+/// Aliasing       within a parameter weight, momentum and shadow have memory of their own (overlap); that two parameters share none is
+///                the caller's part.
 /// Skipped        gate.apply == 0: every byte of weights, shadows and momentum stays as it was; changes are 0.
 /// Zero           a direction of zeros moves nothing but decay. A parameter without a gradient is left out of the list.
 /// Order          the same bits for any thread count, for a list or one call a parameter, and for parts or matrices of their own.
-/// Workspace      muon_step_workspace(be, parameters).
+/// Workspace      muon_step_workspace(be, parameters). `change` of a call that fails with non_finite is 0.
 /// Cost           the plans' flops; reads gradient and momentum three times, writes momentum and weight once.
 /// Source         Jordan 2024; scale and decay after Moonlight (Liu et al. 2025). Deviations: no epsilon, scale-free.
 template <matmul_backend B, class T, class Gradient, class Shadow>
@@ -57,6 +62,9 @@ status muon_step(B const& be, view<muon_parameter<T, Gradient, Shadow> const, 1>
         check.require(p.plan.valid(), status_code::bad_state, "plan", "parameter", i, "parts that cover the rows, in whole matrices");
         check.require(std::is_same_v<T, float> || p.plan.options.form != newton_schulz_form::gram, status_code::unsupported, "plan",
                       "parameter", i, "plain or symmetric: Gram in bf16 leaves the certified range");
+        for (int k = 0; check.ok() && k < p.plan.part_count; ++k)
+            check.require(p.plan.iteration(k).valid(), status_code::bad_option, "plan", "parameter", i,
+                          "at most 64 steps in form gram: it restarts no later");
         check.shape("weight", p.weight, p.plan.stack, p.plan.rows, p.plan.columns).distinct("weight", p.weight);
         check.shape("gradient", p.gradient, p.plan.stack, p.plan.rows, p.plan.columns).disjoint("gradient", p.gradient, p.weight);
         check.shape("momentum", p.momentum, p.plan.stack, p.plan.rows, p.plan.columns).distinct("momentum", p.momentum);

@@ -96,7 +96,7 @@ template <matmul_backend B, class T, class Gradient, class Shadow> struct muon_c
     workspace scratch;    ///< of all workers
     int64_t scratch_each;
 
-    /// The views of one logical matrix, turned where its columns are adjacent in memory.
+    /// The views of one logical matrix, turned where its weight lies in columns.
     struct views {
         momentum_source<Gradient> source;
         view<float, 2> weight;
@@ -105,7 +105,7 @@ template <matmul_backend B, class T, class Gradient, class Shadow> struct muon_c
     views of(typename muon_schedule<parameter>::place const& at) const {
         parameter const& p = schedule.parameters(at.group->parameter);
         auto const cut = [&](auto const& v) { return slice(part(v, at.matrix.item), at.matrix.first_row, at.matrix.rows); };
-        bool const turned = columns_adjacent(cut(p.weight));
+        bool const turned = column_major(cut(p.weight));
         auto const lay = [&](auto const& v) { return turned ? transposed(cut(v)) : cut(v); };
         bool const ema = options.rule == momentum_rule::ema;
         float const add = ema ? static_cast<float>(1.0 - static_cast<double>(options.momentum)) : 1.0f;

@@ -31,9 +31,11 @@ struct newton_schulz_measures {
 
 namespace keel::inline KEEL_ABI {
 
-/// The matrix as it lies in memory: transposed where its columns are adjacent and its rows are not.
-template <class T> KEEL_HOST bool columns_adjacent(view<T, 2> const& v) {
-    return v.stride[0] == 1 && v.extent[0] > 1 && (v.stride[1] != 1 || v.extent[1] == 1);
+/// True where a column's elements lie closer together than a row's. Such a matrix is worked on transposed, as it lies in memory, so
+/// that a view and its transpose are one computation.
+template <class T> KEEL_HOST bool column_major(view<T, 2> const& v) {
+    auto const size = [](int64_t stride) { return stride < 0 ? -stride : stride; };
+    return v.extent[0] > 1 && (v.extent[1] == 1 || size(v.stride[0]) < size(v.stride[1]));
 }
 
 /// task(i, worker) for each matrix: spread over the backend's threads, or in order on the calling one.
@@ -103,12 +105,15 @@ int64_t newton_schulz_workspace(B const& be, int64_t row_count, int64_t column_c
 /// Shapes         u, o [batch, rows, columns] or [rows, columns]; any strides, fast where rows or columns are adjacent.
 /// Formats        u, o any of float, bf16, f16; T, the operands of the products, float or bf16 (fp32 accumulators). One rounding to T
 ///                a product, one to o.
-/// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (no coefficients), unsupported (form gram in bf16),
+/// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (no coefficients; more than 64 steps of gram), unsupported
+///                (form gram in bf16),
 ///                small_workspace; non_finite (got: the first matrix that has a NaN or Inf): found before anything is written.
 /// Scale          O(c U) = O(U) bit for bit for every power of two c that neither overflows nor rounds an element of U: no epsilon.
-///                Norms beyond FLT_MAX and below FLT_MIN are fine. A zero matrix gives +0. Odd: O(-U) = -O(U) bit for bit.
+///                Norms beyond FLT_MAX and below FLT_MIN are fine. A zero matrix gives +0. Odd: O(-U) = -O(U), bit for bit but for
+///                zeros, which are +0 either way where a product sums to 0.
 /// Order          matrices as a batch or one by one, on any number of threads: the same bits. A transposed view of the same memory
-///                gives the transposed result, bit for bit; a transposed copy may differ in the norm's last bit.
+///                gives the transposed result, bit for bit, whatever the strides (elements that share memory aside); a transposed
+///                copy may differ in the norm's last bit.
 /// Aliasing       o may be u itself.
 /// Workspace      newton_schulz_workspace<T>(be, rows, columns, batch, options).
 /// Cost           plan_newton_schulz(rows, columns, coefficients).flops() a matrix.
@@ -130,12 +135,14 @@ status newton_schulz(B const& be, view<U, 3> u, view<O, 3> o, newton_schulz_meas
     check.require(options.coefficients.count > 0, status_code::bad_option, "options.coefficients", "a set of at least one step");
     check.require(std::is_same_v<T, float> || options.form != newton_schulz_form::gram, status_code::unsupported, "options.form",
                   "plain or symmetric: Gram in bf16 leaves the certified range");
+    check.require(plan_newton_schulz<T>(u.extent[1], u.extent[2], options.coefficients, options.form).valid(), status_code::bad_option,
+                  "options.coefficients", "steps", options.coefficients.count, "at most 64 in form gram: it restarts no later");
     if (!check.ok() || u.empty()) return check.result;
     check.enough(ws, newton_schulz_workspace<T>(be, u.extent[1], u.extent[2], batch, options));
     if (!check.ok()) return check.result;
 
     view<U const, 3> from = u;
-    if (columns_adjacent(part(u, 0))) {
+    if (column_major(part(u, 0))) {
         from = {u.data, {batch, u.extent[2], u.extent[1]}, {u.stride[0], u.stride[2], u.stride[1]}};
         o = {o.data, {batch, o.extent[2], o.extent[1]}, {o.stride[0], o.stride[2], o.stride[1]}};
     }

@@ -7,7 +7,8 @@
 //              at last Q X. All symmetric.                                        (3 m + (4 steps - 3) n) n^2
 //
 // Gram squares the condition number once and multiplies R's rounding error by a^2 in each step but the last, so a run
-// whose slopes grow too far is restarted: X = Q X, R = X X^T. One restart costs 3 (m - n) n^2.
+// whose slopes grow too far is restarted: X = Q X, R = X X^T. One restart costs 3 (m - n) n^2. Restarts are a word of bits, so Gram
+// takes up to 64 steps: a step that none could follow would let the error grow without bound.
 #pragma once
 
 #include <string>
@@ -29,6 +30,9 @@ KEEL_HOST constexpr char const* name_of(newton_schulz_form form) {
     return "unknown";
 }
 
+/// Steps that Gram takes: as many as `restarts` has bits. Longer sets take the symmetric form, or the plain one.
+inline constexpr int most_gram_steps = 64;
+
 struct newton_schulz_plan {
     int64_t rows = 0, columns = 0;
     newton_schulz_form form = newton_schulz_form::plain;
@@ -36,6 +40,8 @@ struct newton_schulz_plan {
     uint64_t restarts = 0; ///< gram: bit t set: a new run begins after step t (counted from 0)
     char const* coefficients = "";
 
+    /// A form that this many steps can take; newton_schulz and muon_step refuse any other.
+    KEEL_HOST constexpr bool valid() const { return form != newton_schulz_form::gram || steps <= most_gram_steps; }
     KEEL_HOST constexpr int64_t short_side() const { return rows < columns ? rows : columns; }
     KEEL_HOST constexpr int64_t long_side() const { return rows < columns ? columns : rows; }
     KEEL_HOST constexpr bool restarts_after(int step) const { return step < 64 && (restarts >> step & 1) != 0; }
@@ -74,7 +80,7 @@ inline constexpr double largest_gram_share = 0.8;
 KEEL_HOST constexpr uint64_t gram_restarts(newton_schulz_step const* step, int count) {
     uint64_t restarts = 0;
     double slope = 1.0;
-    for (int t = 0; t + 1 < count && t < 64; ++t) {
+    for (int t = 0; t + 1 < count && t < most_gram_steps; ++t) {
         slope *= static_cast<double>(step[t].a);
         if (slope <= gram_slope_limit) continue;
         restarts |= uint64_t{1} << t;
@@ -86,7 +92,8 @@ KEEL_HOST constexpr uint64_t gram_restarts(newton_schulz_step const* step, int c
 /// The plan for one matrix whose products take operands of type T.
 ///
 /// bf16 always takes the symmetric form: Gram in half precision leaves the certified range (singular values up to 1.9 with
-/// Polar Express, up to 1e5 without restart). fp32 takes Gram where it saves enough.
+/// Polar Express, up to 1e5 without restart). fp32 takes Gram where it saves enough, up to most_gram_steps. Forcing Gram on more
+/// steps gives a plan that is not valid().
 template <scalar_format T>
 KEEL_HOST constexpr newton_schulz_plan plan_newton_schulz(int64_t row_count, int64_t column_count, newton_schulz_coefficients<T> const& set,
                                                         newton_schulz_form form = newton_schulz_form::automatic) {
@@ -94,7 +101,7 @@ KEEL_HOST constexpr newton_schulz_plan plan_newton_schulz(int64_t row_count, int
     int64_t const n = plan.short_side();
     if (form == newton_schulz_form::automatic) {
         plan.form = n <= 64 ? newton_schulz_form::plain : newton_schulz_form::symmetric;
-        if (format_traits<T>::mantissa_bits >= 16) {
+        if (format_traits<T>::mantissa_bits >= 16 && set.count <= most_gram_steps) {
             newton_schulz_plan symmetric = plan, gram = plan;
             symmetric.form = newton_schulz_form::symmetric;
             gram.form = newton_schulz_form::gram;
