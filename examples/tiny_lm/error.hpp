@@ -1,4 +1,4 @@
-// How a run can fail. Each error is one line on stderr and an exit code; README and --help list the codes.
+// How a run can fail. Each error is one line on stderr and an exit code; --help lists the codes.
 #pragma once
 
 #include <stdexcept>

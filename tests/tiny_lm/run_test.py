@@ -165,8 +165,14 @@ def check_interrupt_while_writing(folder, text):
                                stdout=subprocess.PIPE, text=True)
     for line in process.stdout:
         if line.startswith("held out"): # the last thing before the text
-            process.send_signal(signal.SIGINT)
-    expect(process.wait(timeout=60) == -signal.SIGINT and path.exists(), "the first Ctrl-C does not end the writing of text")
+            break
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+    expect(process.returncode == -signal.SIGINT and path.exists(), "the first Ctrl-C does not end the writing of text")
 
 
 def check_odd_names(folder, text):
