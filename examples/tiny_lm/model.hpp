@@ -141,12 +141,10 @@ public:
     }
 
     parameter_list& parameters() { return parameters_; }
-    model_shape const& shape() const { return shape_; }
     std::int64_t layers() const { return shape_.layers; }
     attention_layer<Backend, Activation>& attention(std::int64_t l) { return *attention_[static_cast<std::size_t>(l)]; }
     expert_layer<Backend, Activation>& experts(std::int64_t l) { return *experts_[static_cast<std::size_t>(l)]; }
     scratch& memory() { return scratch_; }
-    Backend const& backend() const { return be_; }
     /// Logits of one token of the last forward.
     keel::view<float, 1> logits(std::int64_t token) { return keel::part(logits_.rows(tokens_), token); }
 

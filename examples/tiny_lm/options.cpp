@@ -309,7 +309,7 @@ std::string help_text() {
     }
     return out + "  --help                      this text\n"
                  "\nExit code 0: all is well. 1: something could not be written; the run went on without it. 2: refused, and\n"
-                 "nothing was changed. Ctrl-C ends a run after the step at hand, saves, and counts as well.\n";
+                 "nothing was changed. Ctrl-C ends a run after the step at hand, saves, and counts as 0.\n";
 }
 
 } // namespace tiny_lm

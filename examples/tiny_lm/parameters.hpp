@@ -11,9 +11,9 @@
 #include <keel/core/view.hpp>
 #include <keel/format/bf16.hpp>
 
-#include "flop_ledger.hpp"
-
 namespace tiny_lm {
+
+enum class updated_by { muon, adamw };
 
 /// What a parameter is to the model. One row does not make a vector of a matrix: a single expert's router has one too.
 enum class parameter_kind {

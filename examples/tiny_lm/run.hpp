@@ -83,7 +83,7 @@ private:
                     shortest(run_.batch * run_.sequence).c_str(), shortest(run_.threads).c_str(), keel::native_arch::name(), metric(peak_).c_str());
         std::printf("%s\n%s\n", health_legend().c_str(), health_header().c_str());
         log_record start = log_.record("start", trainer_.at().step);
-        start.add("steps", run_.steps).add("precision", precision_name()).add("tokens_a_step", run_.batch * run_.sequence);
+        for (auto const& [name, value] : settings_of(run_)) start.add(name, value);
         start.add("parameters", ledger.parameters()).add("peak_flops", peak_).add("threads", run_.threads);
         start.add("gzip_bits_per_byte", gzip_ ? *gzip_ : unknown);
         log_.write(start);

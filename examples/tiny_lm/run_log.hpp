@@ -1,9 +1,9 @@
 // The run as JSON lines: appended, never rewritten, one complete line a write, so that a reader may follow along and
 // a crash costs at most the line it hit. Three kinds of record:
-//     {"record":"start","attempt":2,"step":400, ...facts of the run}     one at each start and resumption
+//     {"record":"start","attempt":2,"step":400, ...facts of the run}     one at each start and resumption; the settings
+//                                                                        of options.hpp as strings, and what follows from them
 //     {"record":"step","attempt":2,"step":401,"loss":1.31, ...}         the figures of health.hpp
 //     {"record":"held_out","attempt":2,"step":500,"bits_per_byte":1.98, ...}
-// The facts that plot_run.py shows are the settings of options.hpp, "parameters" and "gzip_bits_per_byte".
 // Numbers are JSON numbers but for "nan", "inf" and "-inf". A start at step 0 begins a new run; one at a later step
 // goes on with the run before it, whose records of later steps it replaces.
 #pragma once

@@ -187,7 +187,6 @@ public:
         for (auto const& [name, tensor] : tensors_) out.push_back(name);
         return out;
     }
-    bool contains(std::string const& name) const { return tensors_.contains(name); }
 
     /// Copies a tensor to the caller's memory; user_error if there is none of that name, element type and shape.
     /// Whoever restores many tensors calls `require` for each first, so that a misfit changes nothing.

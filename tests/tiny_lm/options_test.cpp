@@ -161,12 +161,3 @@ TEST_CASE("help is asked for at any place and lists every option") {
     for (auto const& [name, value] : settings_of(options{})) CHECK(text.find("--" + name + " ") != text.npos);
     CHECK(text.find("--width N                   width of the residual stream [192]\n") != text.npos);
 }
-
-TEST_CASE("capacity is a share of the fair share, rounded up and never above the tokens") {
-    expert_capacity const five_quarters{5, 4};
-    CHECK(five_quarters.slots(64, 2, 8) == 20);
-    CHECK(five_quarters.slots(65, 2, 8) == 21); // 20.3 rounded up
-    CHECK(five_quarters.slots(64, 2, 2) == 64);
-    CHECK(five_quarters.slots(0, 2, 8) == 0);
-    CHECK(expert_capacity{1, 0}.slots(64, 2, 8) == 64);
-}

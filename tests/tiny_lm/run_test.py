@@ -185,6 +185,8 @@ def check_odd_names(folder, text):
     expect(done.returncode == 0, f"an odd name: {done.stderr}")
     contents = path.read_bytes()
     json.loads(contents[8:8 + int.from_bytes(contents[:8], "little")].decode("utf-8"))
+    start = json.loads(log.read_text(encoding="utf-8").splitlines()[0])
+    expect(start["layers"] == "2" and start["clip"] == "1" and "two\\x0alines" in start["text"], f"facts of a run in its log: {start}")
     done = run("--resume", path, "--steps", 3, "--threads", 1, "--log", log, "--sample", 0)
     expect(done.returncode == 0 and len(losses(log)) == 3, f"an odd name, resumed: {done.stderr}")
     os.rename(odd, folder / "elsewhere")
