@@ -7,6 +7,17 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 build=$root/build/benchmarks
 . "$root/cmake/needs.sh"
 
+case " $* " in
+*" --help "* | *" -h "*) # nothing is installed or built for a question
+    sed -n '2,4s/^# \{0,1\}//p' "$0"
+    printf 'Names:'
+    for source in "$root"/benchmarks/*.cpp; do printf ' %s' "$(basename "$source" .cpp)"; done
+    printf '\n'
+    echo "Options: those of Google Benchmark, of which the commonest are --benchmark_filter=REGEX and --benchmark_min_time=SECONDS."
+    exit 0
+    ;;
+esac
+
 need_compiler_and_cmake
 want 'has_header benchmark/benchmark.h' libbenchmark-dev "Google Benchmark 1.7 or later"
 want 'has_header Eigen/Core -isystem /usr/include/eigen3' libeigen3-dev "Eigen, a peer"

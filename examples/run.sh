@@ -11,7 +11,7 @@ case " $* " in
 *" --help "* | *" -h "*) # the program's own list, if it is built; nothing is installed or built for a question
     sed -n '2,4s/^# \{0,1\}//p' "$0"
     if [ -x "$build/examples/tiny_lm" ]; then exec "$build/examples/tiny_lm" --help; fi
-    echo "The options of tiny_lm are in examples/tiny_lm/options.hpp, and shown here once it has been built."
+    echo "The options of tiny_lm are in examples/tiny_lm/options.cpp, and shown here once it has been built."
     exit 0
     ;;
 esac

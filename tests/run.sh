@@ -14,7 +14,12 @@ for argument in "$@"; do
     case $argument in
     --all) all=yes ;;
     --list) list=yes ;;
+    --help | -h)
+        sed -n '2,6s/^# \{0,1\}//p' "$0"
+        exit 0
+        ;;
     *)
+        echo "tests/run.sh: unknown option $argument"
         sed -n '2,6s/^# \{0,1\}//p' "$0"
         exit 2
         ;;

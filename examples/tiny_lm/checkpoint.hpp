@@ -24,9 +24,9 @@ namespace detail {
 /// visit(name, shape, values) for every tensor of a checkpoint.
 template <class Model, class Visit> void for_each_tensor(Model& m, Visit const& visit) {
     for (auto& p : m.parameters()) {
-        tensor_shape const shape = p.copies > 1 ? tensor_shape{p.copies, p.rows, p.columns}
-                                   : p.rows > 1 ? tensor_shape{p.rows, p.columns}
-                                                : tensor_shape{p.columns};
+        tensor_shape const shape = p.kind == parameter_kind::gain ? tensor_shape{p.columns}
+                                   : p.copies > 1                 ? tensor_shape{p.copies, p.rows, p.columns}
+                                                                  : tensor_shape{p.rows, p.columns};
         visit(p.name, shape, std::span(p.master));
         visit(p.name + ".momentum", shape, std::span(p.momentum));
         if (p.second.empty()) continue;
@@ -47,7 +47,7 @@ template <class Model, class Visit> void for_each_tensor(Model& m, Visit const& 
 
 } // namespace detail
 
-/// Writes the file as a whole or, with a user_error, not at all.
+/// Writes the file as a whole or, with a write_error, not at all.
 template <class Model>
 void save_checkpoint(std::string const& path, Model& m, options const& run, progress const& at, std::uint64_t text_digest) {
     std::vector<tensor_source> tensors;

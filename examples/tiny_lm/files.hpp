@@ -2,9 +2,12 @@
 #pragma once
 
 #include <cerrno>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
+#include <new>
 #include <span>
 #include <string>
 #include <system_error>
@@ -12,6 +15,7 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "error.hpp"
@@ -24,12 +28,13 @@ inline std::string system_reason() { return std::generic_category().message(errn
 /// A file descriptor that closes itself.
 class descriptor {
 public:
-    explicit descriptor(int number) : number_(number) {}
+    explicit descriptor(int number = -1) : number_(number) {}
     descriptor(descriptor const&) = delete;
     descriptor& operator=(descriptor const&) = delete;
     ~descriptor() { close(); }
     explicit operator bool() const { return number_ >= 0; }
     int get() const { return number_; }
+    void reset(int number) { close(), number_ = number; }
     /// False if the system reports a late write error.
     bool close() { return number_ < 0 || ::close(std::exchange(number_, -1)) == 0; }
 
@@ -38,7 +43,7 @@ private:
 };
 
 /// Every byte of a file, or a user_error that names it.
-inline std::vector<std::uint8_t> read_file(std::string const& path) {
+inline std::vector<std::uint8_t> read_file(std::string const& path) try {
     auto const fail = [&] { return user_error("cannot read " + quote(path) + ": " + system_reason()); };
     descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (!file) throw fail();
@@ -54,6 +59,8 @@ inline std::vector<std::uint8_t> read_file(std::string const& path) {
     }
     bytes.resize(filled);
     return bytes;
+} catch (std::bad_alloc const&) {
+    throw user_error("cannot read " + quote(path) + ": it is too large for the memory of this machine");
 }
 
 /// Writes every byte, through short writes and interruptions. False, with errno set, if the system refuses.
@@ -67,40 +74,98 @@ inline bool write_all(int file, std::span<std::byte const> bytes) {
     return true;
 }
 
+/// The file that a path means: links are followed, also to a file that does not exist yet.
+inline std::filesystem::path behind_links(std::filesystem::path path) {
+    std::error_code failed;
+    for (int links = 0; links < 40 && std::filesystem::is_symlink(path, failed); ++links)
+        path = path.parent_path() / std::filesystem::read_symlink(path, failed); // an absolute target replaces it all
+    auto const canonical = std::filesystem::weakly_canonical(path, failed);
+    return failed ? path : canonical;
+}
+
+/// True if both paths mean one file, be it by a hard link, a symbolic one or another spelling.
+inline bool same_file(std::string const& a, std::string const& b) {
+    std::error_code ignored;
+    return std::filesystem::equivalent(a, b, ignored) || behind_links(a) == behind_links(b);
+}
+
 /// The folder in which a file of this path lies.
-inline std::string folder_of(std::string const& path) {
-    auto const folder = std::filesystem::path(path).parent_path();
+inline std::string folder_of(std::filesystem::path const& path) {
+    auto const folder = path.parent_path();
     return folder.empty() ? "." : folder.string();
 }
 
-/// Complains now, rather than after an hour of training, if a file of this path could not be written.
-inline void require_writable(std::string const& option, std::string const& path) {
-    std::error_code ignored;
-    std::string const folder = folder_of(path);
-    if (std::filesystem::is_directory(path, ignored))
-        throw complaint(option, quote(path) + ", a folder", "a file name");
-    if (!std::filesystem::is_directory(folder, ignored))
-        throw complaint(option, quote(path), "a file in a folder that exists");
-    if (::access(folder.c_str(), W_OK | X_OK) != 0)
-        throw complaint(option, quote(path), "a file in a folder that can be written to");
-}
+/// A file that grows beside the one whose place it will take, under a name that no other run has. Where it does not
+/// take that place, it is removed with this object, or by remove_unfinished if the program ends without unwinding. One
+/// at a time.
+class partial_file {
+public:
+    /// In the folder of `target`, with the mode of the file that is there, or a new file's. False, with errno set, if
+    /// the system refuses. Not mkstemp, whose files are for the owner alone: open goes by the umask and the folder.
+    bool create(std::string const& target) {
+        struct stat old = {};
+        bool const replaces = ::stat(target.c_str(), &old) == 0;
+        for (int number = 0; number < 1000; ++number) {
+            std::string const next =
+                folder_of(target) + "/.tiny_lm-" + std::to_string(::getpid()) + "-" + std::to_string(number);
+            if (next.size() >= longest) return errno = ENAMETOOLONG, false;
+            std::strcpy(name(), next.c_str());
+            file_.reset(::open(name(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, replaces ? 0600 : 0666));
+            if (file_ || errno != EEXIST) break;
+        }
+        unfinished() = file_ ? 1 : 0;
+        return file_ && (!replaces || ::fchmod(file_.get(), old.st_mode & 0777) == 0);
+    }
+    partial_file() = default;
+    partial_file(partial_file const&) = delete;
+    partial_file& operator=(partial_file const&) = delete;
+    ~partial_file() { remove_unfinished(); }
+
+    bool write(std::span<std::byte const> bytes) { return write_all(file_.get(), bytes); }
+    /// Forces the bytes to the disk, then moves the file over the target in one step.
+    bool replace(std::string const& target) {
+        if (::fsync(file_.get()) != 0 || !file_.close() || ::rename(name(), target.c_str()) != 0) return false;
+        unfinished() = 0;
+        return true;
+    }
+
+    /// Removes the file that is growing now, if one is. A signal handler may call it.
+    static void remove_unfinished() {
+        if (unfinished()) ::unlink(name());
+        unfinished() = 0;
+    }
+
+private:
+    static constexpr std::size_t longest = 4096; // as PATH_MAX of Linux
+    static char* name() {
+        static char text[longest];
+        return text;
+    }
+    static std::sig_atomic_t volatile& unfinished() {
+        static std::sig_atomic_t volatile flag = 0;
+        return flag;
+    }
+    descriptor file_;
+};
 
 /// Replaces a file by the concatenated pieces, all or nothing: a reader, a full disk or a power cut at any moment
-/// finds either the whole old file or the whole new one. The pieces go to PATH.partial in the same folder, are forced
-/// to the disk, and the name is then moved over in one step.
+/// finds either the whole old file or the whole new one. A link stays one; what it points to is replaced. write_error
+/// if the system refuses, or if what is there is no regular file.
 inline void replace_file(std::string const& path, std::span<std::span<std::byte const> const> pieces) {
-    std::string const partial = path + ".partial";
-    auto const fail = [&] {
-        std::string const reason = system_reason();
-        ::unlink(partial.c_str());
-        return user_error("cannot write " + quote(path) + ": " + reason);
+    auto const require = [&](bool done) {
+        if (!done) throw write_error("cannot write " + quote(path) + ": " + system_reason());
     };
-    descriptor file(::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-    if (!file) throw fail();
-    for (auto const& piece : pieces)
-        if (!write_all(file.get(), piece)) throw fail();
-    if (::fsync(file.get()) != 0 || !file.close() || ::rename(partial.c_str(), path.c_str()) != 0) throw fail();
-    descriptor const folder(::open(folder_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    std::string const target = behind_links(path).string();
+    struct stat there = {};
+    if (::lstat(target.c_str(), &there) == 0 && !S_ISREG(there.st_mode)) {
+        errno = S_ISDIR(there.st_mode) ? EISDIR : EEXIST;
+        require(false);
+    }
+    partial_file file;
+    require(file.create(target));
+    for (auto const& piece : pieces) require(file.write(piece));
+    require(file.replace(target));
+    descriptor const folder(::open(folder_of(target).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (folder) ::fsync(folder.get()); // makes the new name itself durable; some file systems refuse, harmlessly
 }
 

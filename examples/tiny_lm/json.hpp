@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "escape.hpp"
 #include "numbers.hpp"
 
 namespace tiny_lm {
@@ -206,17 +207,23 @@ private:
     std::string_view text_, rest_;
 };
 
-/// The text as a JSON string, quotes included. Bytes that are not UTF-8 pass through.
+/// The text as a JSON string, quotes included. A byte that is no UTF-8 becomes U+FFFD: JSON has no way to say it, and
+/// other readers refuse the whole file. Who wants such bytes back escapes them first.
 inline std::string json_string(std::string_view text) {
     std::string out = "\"";
-    for (char const c : text) {
+    while (!text.empty()) {
+        char const c = text[0];
         auto const byte = static_cast<unsigned char>(c);
+        std::size_t const length = character_length(text);
         if (c == '"' || c == '\\')
             out += {'\\', c};
         else if (byte < 0x20)
             out += {'\\', 'u', '0', '0', "01"[byte >> 4], "0123456789abcdef"[byte & 15]};
+        else if (length == 0)
+            out += "\xef\xbf\xbd";
         else
-            out += c;
+            out += text.substr(0, length);
+        text.remove_prefix(length == 0 ? 1 : length);
     }
     return out + '"';
 }

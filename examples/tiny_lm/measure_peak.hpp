@@ -29,12 +29,14 @@ inline double spin_multiply_adds(std::int64_t rounds) {
 }
 
 /// Peak fp32 flop/s of so many threads together, measured in a quarter of a second: all spin, and of fifty slices of
-/// time the one in which most was done counts, since other programs only ever take from it.
+/// time the one in which most was done counts, since other programs only ever take from it. More threads than cores
+/// have no higher peak, and would only keep this one from its clock.
 inline double measure_peak(std::int64_t threads) {
     using clock = std::chrono::steady_clock;
     std::atomic<double> flops{0};
     std::vector<std::jthread> spinning;
-    for (std::int64_t t = 0; t < threads; ++t)
+    auto const cores = std::max<std::int64_t>(1, std::thread::hardware_concurrency());
+    for (std::int64_t t = 0; t < std::min(threads, cores); ++t)
         spinning.emplace_back([&](std::stop_token const& stop) {
             while (!stop.stop_requested()) flops += spin_multiply_adds(5'000); // some 10 us, short against a slice
         });

@@ -18,13 +18,11 @@ public:
         : columns_(columns), values_(static_cast<std::size_t>(most_rows * columns)) {}
 
     keel::view<T, 2> rows(std::int64_t count) { return keel::rows(values_.data(), count, columns_); }
-    keel::view<T, 2> all() { return rows(columns_ > 0 ? size() / columns_ : 0); }
     keel::view<T, 1> vec(std::int64_t count) { return keel::vec(values_.data(), count); }
     /// Each row as heads of `head_dim` elements, from column `first` on.
     keel::view<T, 3> heads(std::int64_t count, std::int64_t first, std::int64_t heads, std::int64_t head_dim) {
         return {values_.data() + first, {count, heads, head_dim}, {columns_, head_dim, 1}};
     }
-    std::int64_t size() const { return static_cast<std::int64_t>(values_.size()); }
     T* data() { return values_.data(); }
 
 private:

@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <keel/guard/peak_magnitude.hpp>
@@ -48,12 +50,12 @@ public:
         }
         for (std::int64_t l = 0; l < shape.layers; ++l) {
             std::string const prefix = "layer_" + std::to_string(l) + ".";
-            norms_[static_cast<std::size_t>(2 * l)] = &parameters_.add({.name = prefix + "attention_delta", .columns = shape.width});
+            norms_[static_cast<std::size_t>(2 * l)] = &add_gain(prefix + "attention_delta");
             attention_.push_back(std::make_unique<attention_layer<Backend, Activation>>(parameters_, prefix, shape, fp8, tokens));
-            norms_[static_cast<std::size_t>(2 * l + 1)] = &parameters_.add({.name = prefix + "expert_delta", .columns = shape.width});
+            norms_[static_cast<std::size_t>(2 * l + 1)] = &add_gain(prefix + "expert_delta");
             experts_.push_back(std::make_unique<expert_layer<Backend, Activation>>(parameters_, prefix, shape, fp8, tokens));
         }
-        norms_.back() = &parameters_.add({.name = "final_delta", .columns = shape.width});
+        norms_.back() = &add_gain("final_delta");
         head_ = &parameters_.add({.name = "head", .rows = shape.vocabulary, .columns = shape.width});
         to_logits_ = std::make_unique<projection<Backend, Activation>>(*head_, false, tokens);
         branch_ = matrix<Activation>(tokens, shape.width);
@@ -139,12 +141,10 @@ public:
     }
 
     parameter_list& parameters() { return parameters_; }
-    model_shape const& shape() const { return shape_; }
     std::int64_t layers() const { return shape_.layers; }
     attention_layer<Backend, Activation>& attention(std::int64_t l) { return *attention_[static_cast<std::size_t>(l)]; }
     expert_layer<Backend, Activation>& experts(std::int64_t l) { return *experts_[static_cast<std::size_t>(l)]; }
     scratch& memory() { return scratch_; }
-    Backend const& backend() const { return be_; }
     /// Logits of one token of the last forward.
     keel::view<float, 1> logits(std::int64_t token) { return keel::part(logits_.rows(tokens_), token); }
 
@@ -158,11 +158,14 @@ public:
     double largest_gain() {
         keel::peak_magnitude top;
         for (auto& p : parameters_)
-            if (p.name.ends_with("delta")) keel::measure_peak_magnitude(be_, keel::rows(p.master.data(), 1, p.size()), &top, 1.0f).or_throw();
+            if (p.kind == parameter_kind::gain) keel::measure_peak_magnitude(be_, keel::rows(p.master.data(), 1, p.size()), &top, 1.0f).or_throw();
         return static_cast<double>(top.value());
     }
 
 private:
+    parameter& add_gain(std::string name) {
+        return parameters_.add({.name = std::move(name), .columns = shape_.width, .kind = parameter_kind::gain});
+    }
     /// Adds the branch to the stream before norm `i`, and norms.
     void join(std::size_t i) {
         keel::add_rms_norm(be_, branch_.rows(tokens_), stream_[i - 1].rows(tokens_), norms_[i]->vector(), stream_[i].rows(tokens_),

@@ -8,19 +8,12 @@ namespace tiny_lm {
 /// One gate value for a whole head, or one for each of its elements.
 enum class gate_kind { head, element };
 
-/// How many tokens an expert may take: factor numerator/denominator times its fair share, or as many as ask for it.
+/// How many tokens an expert may take in training: numerator/denominator times its fair share, or as many as ask for it.
 struct expert_capacity {
     std::int64_t numerator = 5;
     std::int64_t denominator = 4; ///< 0: dropless
 
     bool dropless() const { return denominator == 0; }
-    /// Slots of each expert: ceil(factor * tokens * top_k / experts), never more than tokens.
-    std::int64_t slots(std::int64_t tokens, std::int64_t top_k, std::int64_t experts) const {
-        if (dropless()) return tokens;
-        std::int64_t const share = denominator * experts;
-        std::int64_t const wanted = (numerator * tokens * top_k + share - 1) / share;
-        return wanted < tokens ? wanted : tokens;
-    }
     bool operator==(expert_capacity const&) const = default;
 };
 

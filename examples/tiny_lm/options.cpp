@@ -28,7 +28,8 @@ struct option {
     std::string help;
     on_resume rule;
     std::function<std::string(options const&)> get;
-    std::function<void(options&, std::string_view)> set;
+    std::function<void(options&, std::string_view)> set;     ///< from the command line
+    std::function<void(options&, std::string_view)> restore; ///< from what `get` gave, where that is not `set`
 };
 
 // --- the kinds of options --------------------------------------------------------------------------------------------
@@ -57,31 +58,26 @@ option whole(std::string name, field<Whole> at, Whole smallest, Whole largest, o
                             "a whole number from " + shortest(smallest) + " to " + shortest(largest));
         at.in(run) = *value;
     };
-    return {name, "N", std::move(help), rule, [=](options const& run) { return shortest(at.in(run)); }, set};
+    return {name, "N", std::move(help), rule, [=](options const& run) { return shortest(at.in(run)); }, set, {}};
 }
 option count(std::string name, field<std::int64_t> at, std::int64_t smallest, std::int64_t largest, on_resume rule,
              std::string help) {
     return whole<std::int64_t>(std::move(name), at, smallest, largest, rule, std::move(help));
 }
 
-/// A real number from `smallest` (itself allowed or not) to `largest`.
+/// Both ends allowed.
 struct interval {
-    double smallest;
-    bool open;
-    double largest;
+    double smallest, largest;
 };
 option real(std::string name, field<double> at, interval range, on_resume rule, std::string help) {
     auto const set = [=](options& run, std::string_view text) {
         auto const value = parse_number<double>(text);
-        bool const fits =
-            value && (*value > range.smallest || (!range.open && *value == range.smallest)) && *value <= range.largest;
-        if (!fits)
+        if (!value || !(*value >= range.smallest && *value <= range.largest))
             throw complaint(dashed(name), quote(text),
-                            std::string("a number ") + (range.open ? "above " : "from ") + shortest(range.smallest) +
-                                " to " + shortest(range.largest));
+                            "a number from " + shortest(range.smallest) + " to " + shortest(range.largest));
         at.in(run) = *value + 0.0; // -0 becomes 0
     };
-    return {name, "X", std::move(help), rule, [=](options const& run) { return shortest(at.in(run)); }, set};
+    return {name, "X", std::move(help), rule, [=](options const& run) { return shortest(at.in(run)); }, set, {}};
 }
 
 option file(std::string name, field<std::string> at, std::string help) {
@@ -89,7 +85,7 @@ option file(std::string name, field<std::string> at, std::string help) {
         if (text.empty()) throw complaint(dashed(name), "nothing", "a file name");
         at.in(run) = text;
     };
-    return {name, "FILE", std::move(help), on_resume::forgotten, [=](options const& run) { return at.in(run); }, set};
+    return {name, "FILE", std::move(help), on_resume::forgotten, [=](options const& run) { return at.in(run); }, set, {}};
 }
 
 template <class Enum> option choice(std::string name, field<Enum> at,
@@ -107,7 +103,7 @@ template <class Enum> option choice(std::string name, field<Enum> at,
             if (text == given) return void(at.in(run) = value);
         throw complaint(dashed(name), quote(given), names);
     };
-    return {name, names, std::move(help), rule, get, set};
+    return {name, names, std::move(help), rule, get, set, {}};
 }
 
 option capacity(std::string help) {
@@ -127,23 +123,26 @@ option capacity(std::string help) {
             throw complaint("--capacity", quote(text), "a ratio of whole numbers up to 1000, such as 5/4, or dropless");
         run.model.capacity = {*numerator, *denominator};
     };
-    return {"capacity", "RATIO", std::move(help), on_resume::must_match, get, set};
+    return {"capacity", "RATIO", std::move(help), on_resume::must_match, get, set, {}};
 }
 
-/// File names, one a line in their text form.
+/// File names, one a line in their text form and escaped: a name may hold a newline, or bytes that are no text.
 option texts(std::string help) {
     auto const get = [](options const& run) {
         std::string names;
-        for (auto const& name : run.text) names += (names.empty() ? "" : "\n") + name;
+        for (auto const& name : run.text) names += (names.empty() ? "" : "\n") + escaped(name);
         return names;
     };
-    auto const set = [](options& run, std::string_view text) {
-        if (text.empty()) throw complaint("--text", "nothing", "a file name");
-        for (std::size_t end; (end = text.find('\n')) != std::string_view::npos; text.remove_prefix(end + 1))
-            run.text.emplace_back(text.substr(0, end));
-        run.text.emplace_back(text);
+    auto const set = [](options& run, std::string_view name) {
+        if (name.empty()) throw complaint("--text", "nothing", "a file name");
+        run.text.emplace_back(name);
     };
-    return {"text", "FILE...", std::move(help), on_resume::inherited, get, set};
+    auto const restore = [=](options& run, std::string_view text) {
+        for (std::size_t end; (end = text.find('\n')) != std::string_view::npos; text.remove_prefix(end + 1))
+            set(run, unescaped(text.substr(0, end)));
+        set(run, unescaped(text));
+    };
+    return {"text", "FILE...", std::move(help), on_resume::inherited, get, set, restore};
 }
 
 // --- the table -------------------------------------------------------------------------------------------------------
@@ -174,13 +173,14 @@ std::vector<option> make_table() {
         count("expert-width", &model_shape::expert_width, 1, 65536, must_match, "hidden width of a routed expert"),
         count("shared-width", &model_shape::shared_width, 1, 65536, must_match, "hidden width of the shared expert"),
         capacity("what an expert may take, in fair shares, or dropless"),
-        real("learning-rate", &options::learning_rate, {0, false, 10}, inherited, "Muon's, for the matrices"),
-        real("adam-learning-rate", &options::adam_learning_rate, {0, false, 10}, inherited,
+        real("learning-rate", &options::learning_rate, {0, 10}, inherited, "Muon's, for the matrices"),
+        real("adam-learning-rate", &options::adam_learning_rate, {0, 10}, inherited,
              "AdamW's, for everything else"),
-        real("weight-decay", &options::weight_decay, {0, false, 10}, inherited,
+        real("weight-decay", &options::weight_decay, {0, 10}, inherited,
              "decoupled; norm gains decay towards 1"),
         count("warmup", &options::warmup, 0, many, inherited, "first steps, with rising learning rates"),
-        real("clip", &options::clip, {0, true, infinity}, inherited, "largest global gradient norm; inf never clips"),
+        // The least one is well inside float, in which the gate computes: 1e-60 would be no norm at all.
+        real("clip", &options::clip, {1e-30, infinity}, inherited, "largest global gradient norm; inf never clips"),
         whole<std::uint64_t>("seed", &options::seed, 0, std::numeric_limits<std::uint64_t>::max(), must_match,
                              "of the initial weights and the data order"),
         count("threads", &options::threads, 1, 1024, forgotten,
@@ -193,7 +193,7 @@ std::vector<option> make_table() {
         file("resume", &options::resume, "checkpoint to continue from"),
         file("log", &options::log, "JSON lines, appended; plot_run.py draws them"),
         count("sample", &options::sample, 0, 1'000'000, forgotten, "bytes of text to generate at the end"),
-        real("temperature", &options::temperature, {0, false, 100}, forgotten,
+        real("temperature", &options::temperature, {0, 100}, forgotten,
              "of that text; 0 takes the likeliest byte each time"),
     };
 }
@@ -267,7 +267,7 @@ options settle(command_line const& line, run_settings const& checkpoint) {
         option const* const row = find(name);
         if (!row) throw complaint("--resume", "a checkpoint with the setting " + quote(name), "one of this program");
         if (!line.given.contains(name)) {
-            row->set(run, text);
+            (row->restore ? row->restore : row->set)(run, text);
             known.insert(name);
         } else if (row->rule == on_resume::must_match && row->get(run) != text) {
             throw complaint(dashed(name), row->get(run), text + ", with which the checkpoint was trained");
@@ -282,7 +282,7 @@ options settle(command_line const& line, run_settings const& checkpoint) {
     }
     if (!known.contains("rotary-dims")) model.rotary_dims = model.head_dim / 4 * 2;
     if (!known.contains("threads")) run.threads = std::max<std::int64_t>(1, std::thread::hardware_concurrency());
-    if (!known.contains("warmup")) run.warmup = std::min(run.warmup, run.steps);
+    if (!line.given.contains("warmup")) run.warmup = std::min(run.warmup, run.steps);
     if (!run.resume.empty() && !known.contains("save")) run.save = run.resume;
     check(run);
     return run;
@@ -307,7 +307,9 @@ std::string help_text() {
         if (!derived.contains(row.name)) out += " [" + row.get(defaults) + "]";
         out += '\n';
     }
-    return out + "  --help                      this text\n";
+    return out + "  --help                      this text\n"
+                 "\nExit code 0: all is well. 1: something could not be written; the run went on without it. 2: refused, and\n"
+                 "nothing was changed. Ctrl-C ends a run after the step at hand, saves, and counts as 0.\n";
 }
 
 } // namespace tiny_lm

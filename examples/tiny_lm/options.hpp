@@ -54,7 +54,7 @@ command_line parse_command_line(int argc, char const* const* argv);
 /// The options of a run: what was given, else what the resumed checkpoint keeps, else the defaults. user_error if an
 /// option that shapes the model or the data order differs from the checkpoint's, or if the options contradict each
 /// other. Where they are not given, --head-dim is width / heads and --rotary-dims half of that, rounded down to an
-/// even number.
+/// even number; a warmup that the command line does not give ends with the run.
 options settle(command_line const& line, run_settings const& checkpoint = {});
 
 /// What a checkpoint keeps of the options: all that shapes the model, the data order and the learning rates.

@@ -11,15 +11,22 @@
 #include <keel/core/view.hpp>
 #include <keel/format/bf16.hpp>
 
-#include "flop_ledger.hpp"
-
 namespace tiny_lm {
 
-/// `copies` matrices of [rows, columns] under one name (the experts of a layer), end to end. A vector has one row.
+enum class updated_by { muon, adamw };
+
+/// What a parameter is to the model. One row does not make a vector of a matrix: a single expert's router has one too.
+enum class parameter_kind {
+    matrix,
+    gain, ///< a norm's, stored as delta = gain - 1: a vector that no product reads
+};
+
+/// `copies` matrices of [rows, columns] under one name (the experts of a layer), end to end. A gain has one row.
 struct parameter {
     std::string name;
     std::int64_t copies = 1, rows = 1, columns = 0;
     updated_by optimiser = updated_by::adamw;
+    parameter_kind kind = parameter_kind::matrix;
     std::vector<std::int64_t> parts = {}; ///< rows of the logical matrices in a fused one, e.g. query, key, value, gate
 
     std::vector<float> master = {}, gradient = {};
@@ -57,7 +64,7 @@ public:
         p.gradient.resize(n);
         p.momentum.resize(n);
         if (p.optimiser == updated_by::adamw) p.second.resize(n);
-        if (shadows_ && p.rows > 1) p.shadow.resize(n);
+        if (shadows_ && p.kind == parameter_kind::matrix) p.shadow.resize(n);
         all_.push_back(std::move(p));
         return all_.back();
     }

@@ -3,47 +3,25 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 
 #include "corpus.hpp"
+#include "escape.hpp"
 
 namespace tiny_lm {
 
-/// Length of the well-formed UTF-8 character at the front of the text, 0 if there is none.
-inline std::size_t character_length(byte_span text) {
-    std::uint8_t const lead = text[0];
-    std::size_t const length = lead < 0x80   ? 1
-                               : lead < 0xc2 ? 0
-                               : lead < 0xe0 ? 2
-                               : lead < 0xf0 ? 3
-                               : lead < 0xf5 ? 4
-                                             : 0;
-    if (length == 0 || length > text.size()) return 0;
-    for (std::size_t i = 1; i < length; ++i)
-        if ((text[i] & 0xc0) != 0x80) return 0;
-    bool const overlong = (lead == 0xe0 && text[1] < 0xa0) || (lead == 0xf0 && text[1] < 0x90);
-    bool const outside = (lead == 0xed && text[1] > 0x9f) || (lead == 0xf4 && text[1] > 0x8f);
-    return overlong || outside ? 0 : length;
-}
-
 /// The text, each line after a margin. Well-formed UTF-8 stays, a tab becomes four spaces, and every other byte,
 /// control codes above all, is shown as \xNN: a model that has learnt little must not reprogram the terminal.
-inline std::string printable(byte_span text, std::string const& margin = "  | ") {
+inline std::string printable(byte_span bytes, std::string const& margin = "  | ") {
+    std::string_view text(reinterpret_cast<char const*>(bytes.data()), bytes.size());
     std::string out = margin;
     while (!text.empty()) {
-        std::uint8_t const lead = text[0];
-        std::size_t length = character_length(text);
-        bool const control = lead < 0x20 || lead == 0x7f || (lead == 0xc2 && length == 2 && text[1] < 0xa0);
-        if (lead == '\n') {
-            out += '\n' + margin;
-        } else if (lead == '\t') {
-            out += "    ";
-        } else if (length == 0 || control) {
-            out += {'\\', 'x', "0123456789abcdef"[lead >> 4], "0123456789abcdef"[lead & 15]};
-            length = 1;
-        } else {
-            out.append(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(length));
-        }
-        text = text.subspan(length);
+        std::size_t const length = printable_length(text);
+        if (text[0] == '\n') out += '\n' + margin;
+        else if (text[0] == '\t') out += "    ";
+        else if (length == 0) out += hexadecimal_escape(text[0]);
+        else out += text.substr(0, length);
+        text.remove_prefix(length == 0 ? 1 : length);
     }
     return out;
 }

@@ -11,6 +11,7 @@
 
 #include "checkpoint.hpp"
 #include "corpus.hpp"
+#include "error.hpp"
 #include "evaluate.hpp"
 #include "generate.hpp"
 #include "gzip.hpp"
@@ -21,6 +22,7 @@
 #include "printable.hpp"
 #include "run_log.hpp"
 #include "signals.hpp"
+#include "standard_output.hpp"
 #include "train.hpp"
 
 namespace tiny_lm {
@@ -30,29 +32,39 @@ template <class Activation> class training_run {
 
 public:
     training_run(options const& run, corpus const& text, std::optional<safetensors> const& checkpoint)
-        : run_(run), text_(text), pool_(run.threads), trainer_(backend(pool_), run, text), log_(run.log) {
+        : run_(run), text_(text), log_(run.log), pool_(run.threads), trainer_(backend(pool_), run, text) {
         if (checkpoint) trainer_.go_on_from(load_checkpoint(*checkpoint, trainer_.network(), text.digest));
         else trainer_.initialise();
+        first_step_ = trainer_.at().step;
+        if (first_step_ > run.steps)
+            throw complaint("--steps", shortest(run.steps),
+                            "at least " + shortest(first_step_) + ", which the checkpoint has behind it");
     }
 
-    /// False if the user stopped it.
+    /// False if some of what it computed could not be written, which it has said on stderr.
     bool operator()() {
         introduce();
-        stop_request stop;
-        while (trainer_.at().step < run_.steps && !stop) {
-            one_step();
-            std::int64_t const step = trainer_.at().step;
-            if (run_.eval_every > 0 && step % run_.eval_every == 0 && step < run_.steps) look(quick_windows);
-            if (run_.save_every > 0 && step % run_.save_every == 0 && step < run_.steps) save();
+        bool stopped = false, saved = true;
+        {
+            stop_request const stop;
+            while (trainer_.at().step < run_.steps && !stop) {
+                one_step();
+                std::int64_t const step = trainer_.at().step;
+                if (run_.eval_every > 0 && step % run_.eval_every == 0 && step < run_.steps) look(quick_windows);
+                if (run_.save_every > 0 && step % run_.save_every == 0 && step < run_.steps) save();
+            }
+            bool const anything_new = trainer_.at().step > first_step_ || run_.save != run_.resume;
+            if (anything_new) saved = save();
+            stopped = static_cast<bool>(stop);
+        } // from here on an interrupt ends the program at once: it can lose nothing any more
+        if (stopped) {
+            std::printf("stopped at step %s%s\n", shortest(trainer_.at().step).c_str(),
+                        saved ? ("; go on with --resume " + quote(run_.save)).c_str() : "");
+        } else {
+            look(0);
+            write_text();
         }
-        save();
-        if (stop) {
-            std::printf("stopped at step %s; go on with --resume %s\n", shortest(trainer_.at().step).c_str(), run_.save.c_str());
-            return false;
-        }
-        look(0);
-        write_text();
-        return true;
+        return flush_standard_output() && saved && log_.complete();
     }
 
 private:
@@ -71,7 +83,7 @@ private:
                     shortest(run_.batch * run_.sequence).c_str(), shortest(run_.threads).c_str(), keel::native_arch::name(), metric(peak_).c_str());
         std::printf("%s\n%s\n", health_legend().c_str(), health_header().c_str());
         log_record start = log_.record("start", trainer_.at().step);
-        start.add("steps", run_.steps).add("precision", precision_name()).add("tokens_a_step", run_.batch * run_.sequence);
+        for (auto const& [name, value] : settings_of(run_)) start.add(name, value);
         start.add("parameters", ledger.parameters()).add("peak_flops", peak_).add("threads", run_.threads);
         start.add("gzip_bits_per_byte", gzip_ ? *gzip_ : unknown);
         log_.write(start);
@@ -88,7 +100,7 @@ private:
         h.share_of_peak = trainer_.ledger().training_flops(h.dropped_share) * tokens / seconds / peak_;
         h.seconds_left = pace_.seconds_left(run_.steps - h.step);
         std::printf("%s\n", health_line(h).c_str());
-        std::fflush(stdout);
+        flush_standard_output();
         log_.write(h);
     }
 
@@ -98,13 +110,22 @@ private:
                     shortest(score.windows).c_str(), windows == 0 ? ", all there are" : "");
         if (gzip_) std::printf("; gzip -9: %s", fixed(*gzip_, 3).c_str());
         std::printf("\n");
-        std::fflush(stdout);
+        flush_standard_output();
         log_record record = log_.record("held_out", trainer_.at().step);
         record.add("bits_per_byte", score.bits_per_byte).add("contexts", score.windows);
         log_.write(record);
     }
 
-    void save() { save_checkpoint(run_.save, trainer_.network(), run_, trainer_.at(), text_.digest); }
+    /// False, said on stderr, if the system refuses. The run goes on: by the next time the disk may have room again.
+    bool save() {
+        try {
+            save_checkpoint(run_.save, trainer_.network(), run_, trainer_.at(), text_.digest);
+            return true;
+        } catch (write_error const& error) {
+            std::fprintf(stderr, "tiny_lm: %s\n", error.what());
+            return false;
+        }
+    }
 
     /// A continuation of the first words that were held out.
     void write_text() {
@@ -119,15 +140,16 @@ private:
 
     options run_;
     corpus const& text_;
+    run_log log_; // before what takes long to make: a refusal comes at once
     keel::thread_pool pool_;
     trainer<backend, Activation> trainer_;
-    run_log log_;
+    std::int64_t first_step_ = 0; ///< steps done when this process began
     pace pace_;
     std::optional<double> gzip_;
     double peak_ = 0;
 };
 
-/// One function for each storage of activations, each compiled in a file of its own.
+/// One function for each storage of activations, each compiled in a file of its own. They return what the run returns.
 bool run_in_fp32(options const& run, corpus const& text, std::optional<safetensors> const& checkpoint);
 bool run_in_bf16(options const& run, corpus const& text, std::optional<safetensors> const& checkpoint); ///< and fp8
 

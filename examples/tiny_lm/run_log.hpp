@@ -1,22 +1,24 @@
 // The run as JSON lines: appended, never rewritten, one complete line a write, so that a reader may follow along and
 // a crash costs at most the line it hit. Three kinds of record:
-//     {"record":"start","attempt":2,"step":400, ...facts of the run}     one at each start and resumption
+//     {"record":"start","attempt":2,"step":400, ...facts of the run}     one at each start and resumption; the settings
+//                                                                        of options.hpp as strings, and what follows from them
 //     {"record":"step","attempt":2,"step":401,"loss":1.31, ...}         the figures of health.hpp
 //     {"record":"held_out","attempt":2,"step":500,"bits_per_byte":1.98, ...}
-// The facts that plot_run.py shows are the settings of options.hpp, "parameters" and "gzip_bits_per_byte".
 // Numbers are JSON numbers but for "nan", "inf" and "-inf". A start at step 0 begins a new run; one at a later step
 // goes on with the run before it, whose records of later steps it replaces.
 #pragma once
 
+#include <cerrno>
 #include <cmath>
 #include <concepts>
 #include <cstdint>
-#include <filesystem>
+#include <cstdio>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include "error.hpp"
 #include "files.hpp"
@@ -52,13 +54,18 @@ private:
 /// The log file; with an empty path it swallows everything.
 class run_log {
 public:
-    /// Opens or creates the file. user_error if that cannot be done or if what is there is no log.
-    explicit run_log(std::string const& path)
-        : path_(path),
-          file_(path.empty() ? -1 : ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
+    /// Reads what is there; the file itself appears with the first record, so that a run that is refused leaves none.
+    /// user_error if what is there is no log or cannot be written to.
+    explicit run_log(std::string const& path) : path_(path) {
         if (path.empty()) return;
-        if (!file_) throw fail();
-        if (!std::filesystem::is_regular_file(path)) return; // a pipe or a terminal has no past
+        file_.reset(::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NONBLOCK)); // a pipe would wait for a reader
+        if (!file_ && errno == ENOENT) return;
+        if (!file_ && errno == ENXIO)
+            throw complaint("--log", quote(path) + ", a pipe that nobody reads", "a file, or a pipe with a reader");
+        if (!file_) throw user_error("cannot write " + quote(path) + ": " + system_reason());
+        ::fcntl(file_.get(), F_SETFL, O_APPEND); // records do wait for a slow reader
+        struct stat there = {};
+        if (::fstat(file_.get(), &there) != 0 || !S_ISREG(there.st_mode)) return; // a pipe or a terminal has no past
         auto const bytes = read_file(path);
         std::string_view const before(reinterpret_cast<char const*>(bytes.data()), bytes.size());
         std::string_view constexpr start = R"({"record":"start",)";
@@ -71,17 +78,24 @@ public:
 
     /// Which start of the run this is, counted from 1 over all that the file holds.
     std::int64_t attempt() const { return attempt_; }
+    /// False once a record could not be written.
+    bool complete() const { return complete_; }
 
     /// A record that starts with its kind, the attempt and the step.
     log_record record(std::string_view kind, std::int64_t step) const {
         return log_record(kind).add("attempt", attempt_).add("step", step);
     }
-    /// Appends a record. user_error if the disk refuses.
+    /// Appends a record. If the system refuses, says so on stderr and swallows everything from then on: a log is not
+    /// worth a run.
     void write(log_record const& record) {
-        if (!file_) return;
+        if (path_.empty() || !complete_) return;
         std::string const line = std::string(torn_, '\n') + record.line();
         torn_ = false;
-        if (!write_all(file_.get(), std::as_bytes(std::span(line)))) throw fail();
+        if (!file_) file_.reset(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+        complete_ = file_ && write_all(file_.get(), std::as_bytes(std::span(line)));
+        if (!complete_)
+            std::fprintf(stderr, "tiny_lm: cannot write the log %s: %s; the run goes on without it\n",
+                         quote(path_).c_str(), system_reason().c_str());
     }
     /// Appends a step's figures.
     void write(health const& h) {
@@ -92,10 +106,9 @@ public:
     }
 
 private:
-    user_error fail() const { return user_error("cannot write " + quote(path_) + ": " + system_reason()); }
-
     std::string path_;
     descriptor file_;
+    bool complete_ = true;
     bool torn_ = false; ///< the file ends within a line
     std::int64_t attempt_ = 1;
 };

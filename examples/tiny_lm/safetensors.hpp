@@ -12,6 +12,8 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <span>
 #include <stdexcept>
@@ -121,7 +123,7 @@ inline std::string header_of(std::vector<tensor_source> const& tensors, file_met
 } // namespace detail
 
 /// Writes the tensors, widest element type first, so that each is aligned in the file, and the metadata (any
-/// strings). The file is replaced as a whole or, with a user_error, not at all. std::logic_error for a name that
+/// strings). The file is replaced as a whole or, with a write_error, not at all. std::logic_error for a name that
 /// occurs twice.
 inline void write_safetensors(std::string const& path, std::vector<tensor_source> tensors,
                               file_metadata const& metadata) {
@@ -141,6 +143,19 @@ inline void write_safetensors(std::string const& path, std::vector<tensor_source
 }
 
 // --- reading ---------------------------------------------------------------------------------------------------------
+
+/// True if the file begins like those written here, with a header that its own digest seals; its tensors may be damaged.
+inline bool written_here(std::string const& path) {
+    std::ifstream file(path, std::ios::binary);
+    std::uint64_t length = 0;
+    std::error_code failed;
+    file.read(reinterpret_cast<char*>(&length), sizeof length);
+    if (!file || length > std::filesystem::file_size(path, failed) || failed) return false;
+    std::string header(static_cast<std::size_t>(length), '\0');
+    file.read(header.data(), static_cast<std::streamsize>(length));
+    return file && header.size() >= detail::seal_end && header.starts_with(detail::seal_start) &&
+           header.substr(detail::seal_start.size(), 16) == detail::seal_of(header);
+}
 
 /// A safetensors file in memory, verified from its first to its last byte.
 class safetensors {
@@ -172,7 +187,6 @@ public:
         for (auto const& [name, tensor] : tensors_) out.push_back(name);
         return out;
     }
-    bool contains(std::string const& name) const { return tensors_.contains(name); }
 
     /// Copies a tensor to the caller's memory; user_error if there is none of that name, element type and shape.
     /// Whoever restores many tensors calls `require` for each first, so that a misfit changes nothing.

@@ -1,5 +1,5 @@
 // The order of the training data, without state: sample number n of a run is a function of the seed and n alone. A
-// checkpoint keeps one counter, the samples consumed so far, and threads cannot change the order.
+// checkpoint keeps nothing of it but the steps done, and threads cannot change the order.
 //
 // An epoch cuts the training text into windows of `sequence` inputs, end to end from a random phase, and visits each
 // exactly once in a random order. The next epoch has another phase and another order.

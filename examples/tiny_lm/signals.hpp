@@ -6,6 +6,8 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include "files.hpp"
+
 namespace tiny_lm {
 
 /// While one lives, SIGINT and SIGTERM set a flag instead of ending the program. One at a time.
@@ -36,7 +38,10 @@ private:
         return flag;
     }
     static void note(int signal) {
-        if (seen()) _exit(128 + signal);
+        if (seen()) {
+            partial_file::remove_unfinished();
+            _exit(128 + signal);
+        }
         seen() = 1;
     }
 

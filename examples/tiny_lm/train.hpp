@@ -10,6 +10,7 @@
 
 #include "batch.hpp"
 #include "checkpoint.hpp"
+#include "flop_ledger.hpp"
 #include "health.hpp"
 #include "model.hpp"
 #include "optimiser.hpp"
@@ -27,7 +28,7 @@ public:
         for (auto& p : model_.parameters()) gradients_.emplace_back(p.gradients());
     }
 
-    /// Fresh weights; or load_checkpoint(file, model(), ...) and go_on_from.
+    /// Fresh weights; or load_checkpoint(file, network(), ...) and go_on_from.
     void initialise() { model_.initialise(run_.seed); }
     void go_on_from(progress const& at) { at_ = at; }
 

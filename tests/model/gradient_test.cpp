@@ -4,6 +4,7 @@
 
 #include <keel/keel.hpp>
 
+#include "../../examples/tiny_lm/flop_ledger.hpp"
 #include "../../examples/tiny_lm/model.hpp"
 #include <support/catch.hpp>
 
@@ -17,6 +18,9 @@ void check_gradients(tiny_lm::model_shape const& shape, int64_t sequences, int64
     auto const tokens = sequences * length;
     tiny_lm::model<backend, float> m(backend(pool), shape, false, tokens);
     m.initialise(7);
+    int64_t parameters = 0;
+    for (auto& p : m.parameters()) parameters += p.size();
+    CHECK(parameters == tiny_lm::flop_ledger(shape, length).parameters());
     for (auto& p : m.parameters()) // gains away from their start at 1
         if (p.name.ends_with("delta")) p.randomise(8, m.parameters().number(p), 0.3);
     std::vector<int32_t> inputs, targets;

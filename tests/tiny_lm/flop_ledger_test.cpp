@@ -63,32 +63,6 @@ TEST_CASE("causal attention counts each pair once") {
     }
 }
 
-TEST_CASE("Newton-Schulz is counted from its products") {
-    // With X of n x m, n <= m, an iteration forms X X^T, its square, and (n x n) X.
-    auto const by_hand = [](double n, double m, double iterations, bool symmetric) {
-        double const gram = 2 * n * n * m, square = 2 * n * n * n, apply = 2 * n * n * m;
-        return iterations * (symmetric ? gram / 2 + square / 2 + apply : gram + square + apply);
-    };
-    for (bool const symmetric : {false, true}) {
-        double const layer = 3 * by_hand(10, 24, 5, symmetric) + 2 * by_hand(10, 12, 5, symmetric) +
-                             3 * by_hand(8, 10, 5, symmetric) + 5 * 3 * by_hand(7, 10, 5, symmetric);
-        CHECK(flop_ledger(small, 9).newton_schulz_flops(5, symmetric ? orthogonalisation::symmetric
-                                                                     : orthogonalisation::plain) == 3 * layer);
-    }
-    // On the Gram matrix: X X^T once as a symmetric product and Q X once; n x n products (symmetric: n^3 each)
-    // otherwise. With five iterations 17 n^3 of them.
-    auto const gram = [](double n, double m) { return 3 * m * n * n + 17 * n * n * n; };
-    CHECK(flop_ledger(small, 9).newton_schulz_flops(5, orthogonalisation::gram) ==
-          3 * (3 * gram(10, 24) + 2 * gram(10, 12) + 3 * gram(8, 10) + 15 * gram(7, 10)));
-}
-
-TEST_CASE("the table shows each entry once") {
-    flop_ledger const ledger(small, 9);
-    std::string const table = ledger.table();
-    for (auto const& entry : ledger.entries()) CHECK(table.find("\n" + entry.name + " ") != table.npos);
-    CHECK(table.find("\nexpert down               10 x 7      15     6       1.05k         840\n") != table.npos);
-}
-
 TEST_CASE("the measured peak is one that a processor can have") {
     double const one = measure_peak(1);
     CHECK(one > 1e8);

@@ -6,6 +6,7 @@
 #include "support/catch.hpp"
 #include "temporary.hpp"
 
+#include <csignal>
 #include <sstream>
 
 using namespace tiny_lm;
@@ -130,7 +131,7 @@ TEST_CASE("log lines are JSON with every figure, non-finite ones as strings") {
     {
         run_log log(path);
         CHECK(log.attempt() == 1);
-        log.write(log.record("start", 0).add("text", "a \"b\"\n").add("held_out_bytes", 275286).add("gzip", 2.58));
+        log.write(log.record("start", 0).add("text", "a \"b\"\n\xff").add("held_out_bytes", 275286).add("gzip", 2.58));
         health h = ordinary();
         h.gradient_norm = -std::numeric_limits<double>::infinity();
         h.loss = unknown;
@@ -139,7 +140,7 @@ TEST_CASE("log lines are JSON with every figure, non-finite ones as strings") {
     auto const lines = records(path);
     REQUIRE(lines.size() == 2);
     CHECK(*lines[0].find("record")->as<std::string>() == "start");
-    CHECK(*lines[0].find("text")->as<std::string>() == "a \"b\"\n");
+    CHECK(*lines[0].find("text")->as<std::string>() == "a \"b\"\n\xef\xbf\xbd"); // JSON cannot say the byte
     CHECK(*lines[0].find("held_out_bytes")->as<std::int64_t>() == 275286);
     CHECK(*lines[1].find("attempt")->as<std::int64_t>() == 1);
     CHECK(*lines[1].find("step")->as<std::int64_t>() == 120);
@@ -189,6 +190,43 @@ TEST_CASE("a file that is no log is refused and left alone") {
           "cannot write " + quote(folder.path()) + ": Is a directory");
     run_log nowhere("");
     nowhere.write(ordinary());
+    CHECK(nowhere.complete());
+}
+
+TEST_CASE("a log file appears with its first record, not before") {
+    temporary_folder const folder;
+    std::string const path = folder.path("log.jsonl");
+    run_log log(path);
+    CHECK(folder.names().empty());
+    log.write(log.record("start", 0));
+    CHECK(records(path).size() == 1);
+}
+
+TEST_CASE("a pipe takes a log while somebody reads it, and never holds up the start") {
+    temporary_folder const folder;
+    std::string const path = folder.path("pipe");
+    REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+    CHECK(complaint_of<user_error>([&] { run_log log(path); }) ==
+          "--log: got " + quote(path) + ", a pipe that nobody reads, wanted a file, or a pipe with a reader");
+    descriptor reader(::open(path.c_str(), O_RDONLY | O_NONBLOCK));
+    run_log log(path);
+    log.write(log.record("start", 0));
+    char text[100];
+    ::ssize_t const got = ::read(reader.get(), text, sizeof text);
+    CHECK(std::string_view(text, got > 0 ? static_cast<std::size_t>(got) : 0) ==
+          "{\"record\":\"start\",\"attempt\":1,\"step\":0}\n");
+    auto const old_handler = std::signal(SIGPIPE, SIG_IGN);
+    reader.close();
+    log.write(log.record("held_out", 1)); // says so on stderr
+    std::signal(SIGPIPE, old_handler);
+    CHECK(!log.complete());
+}
+
+TEST_CASE("a log that can grow no more swallows the rest") {
+    run_log log("/dev/full");
+    CHECK(log.complete());
+    for (int i = 0; i < 2; ++i) log.write(ordinary()); // says so once on stderr
+    CHECK(!log.complete());
 }
 
 TEST_CASE("numbers keep their width and their value") {

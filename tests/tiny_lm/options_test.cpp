@@ -4,6 +4,7 @@
 #include "support/catch.hpp"
 #include "temporary.hpp"
 
+#include <algorithm>
 #include <initializer_list>
 
 using namespace tiny_lm;
@@ -70,7 +71,8 @@ TEST_CASE("each bad argument gets one line that names it, what it was and what w
     for (char const* bad : {"", "x", "-0.1", "nan", "inf", "1,5", "11", "1e999"})
         CHECK(refusal({"--learning-rate", bad}) ==
               "--learning-rate: got " + quote(bad) + ", wanted a number from 0 to 10");
-    CHECK(refusal({"--clip", "0"}) == R"(--clip: got "0", wanted a number above 0 to inf)");
+    for (char const* bad : {"0", "1e-60", "-1", "nan"}) // 1e-60 is 0 in float
+        CHECK(refusal({"--clip", bad}) == "--clip: got " + quote(bad) + ", wanted a number from 1e-30 to inf");
     CHECK(refusal({"--seed", "-1"}) == R"(--seed: got "-1", wanted a whole number from 0 to 18446744073709551615)");
     CHECK(refusal({"--precision", "fp16"}) == R"(--precision: got "fp16", wanted fp32|bf16|fp8)");
     for (char const* bad : {"", "/", "5/", "/4", "0/4", "5/0", "-5/4", "5/4/3", "1.25", "1001/1", "drop"})
@@ -109,6 +111,29 @@ TEST_CASE("a checkpoint's settings bring the same run back") {
     CHECK(settle(parse({"--resume", "x", "--save", "y"}), kept).save == "y");
 }
 
+TEST_CASE("a text may have any name, and a checkpoint brings it back") {
+    for (std::string const name : {"plain.txt", "two\nlines.txt", "not\xff\xc3utf8\x80", "back\\slash\\x41\"quote\"", "d\xc3\xa9j\xc3\xa0", "\n"}) {
+        auto const first = settle(parse({"--text", name.c_str(), "other"}));
+        REQUIRE(first.text == std::vector<std::string>{name, "other"});
+        auto const kept = settings_of(first);
+        CHECK(settle(parse({"--resume", "x"}), kept).text == first.text);
+        auto const stored = kept.at("text");
+        std::size_t at = 0;
+        while (at < stored.size() && character_length(std::string_view(stored).substr(at)) > 0)
+            at += character_length(std::string_view(stored).substr(at));
+        CHECK(at == stored.size()); // UTF-8 throughout, as JSON must be
+        CHECK(std::ranges::count(stored, '\n') == 1);
+    }
+    CHECK(quote("a\xff\xc2\x9b\n\"") == R"("a\xff\xc2\x9b\x0a\"")");
+}
+
+TEST_CASE("a shorter run shortens its warmup, unless the command line gives one") {
+    auto const kept = settings_of(settle(parse({"--text", "a", "--steps", "100", "--warmup", "60"})));
+    CHECK(settle(parse({"--resume", "x"}), kept).warmup == 60);
+    CHECK(settle(parse({"--resume", "x", "--steps", "40"}), kept).warmup == 40);
+    CHECK(refusal({"--resume", "x", "--steps", "40", "--warmup", "50"}, kept) == "--warmup: got 50, wanted at most --steps 40");
+}
+
 TEST_CASE("a resumed run may change its rates and its length, never its shape or its data") {
     auto const kept = settings_of(settle(parse({"--text", "a", "--steps", "100"})));
     auto const longer =
@@ -135,13 +160,4 @@ TEST_CASE("help is asked for at any place and lists every option") {
     std::string const text = help_text();
     for (auto const& [name, value] : settings_of(options{})) CHECK(text.find("--" + name + " ") != text.npos);
     CHECK(text.find("--width N                   width of the residual stream [192]\n") != text.npos);
-}
-
-TEST_CASE("capacity is a share of the fair share, rounded up and never above the tokens") {
-    expert_capacity const five_quarters{5, 4};
-    CHECK(five_quarters.slots(64, 2, 8) == 20);
-    CHECK(five_quarters.slots(65, 2, 8) == 21); // 20.3 rounded up
-    CHECK(five_quarters.slots(64, 2, 2) == 64);
-    CHECK(five_quarters.slots(0, 2, 8) == 0);
-    CHECK(expert_capacity{1, 0}.slots(64, 2, 8) == 64);
 }

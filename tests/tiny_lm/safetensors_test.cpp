@@ -4,9 +4,9 @@
 #include "support/catch.hpp"
 #include "temporary.hpp"
 
-#include <numeric>
+#include <csignal>
 
-#include <unistd.h>
+#include <sys/resource.h>
 
 using namespace tiny_lm;
 using keel_test::complaint_of;
@@ -189,38 +189,38 @@ TEST_CASE("a file that cannot be written leaves the old one and no litter") {
     std::string const path = folder.path("run");
     write_safetensors(path, {source_of<float>("w", {1}, one)}, {});
     std::string const before = contents_of(path);
-    std::filesystem::create_directory(path + ".partial"); // where the new file would grow
-    CHECK(complaint_of<user_error>([&] { write_safetensors(path, {source_of<float>("w", {1}, two)}, {}); }) ==
-          "cannot write " + quote(path) + ": Is a directory");
+    ::rlimit old_limit = {};
+    ::getrlimit(RLIMIT_FSIZE, &old_limit);
+    auto const old_handler = std::signal(SIGXFSZ, SIG_IGN);
+    ::rlimit const full = {20, old_limit.rlim_max}; // less than the header: as a disk that fills up meanwhile
+    ::setrlimit(RLIMIT_FSIZE, &full);
+    std::string const said =
+        complaint_of<write_error>([&] { write_safetensors(path, {source_of<float>("w", {1}, two)}, {}); });
+    ::setrlimit(RLIMIT_FSIZE, &old_limit);
+    std::signal(SIGXFSZ, old_handler);
+    CHECK(said == "cannot write " + quote(path) + ": File too large");
     CHECK(contents_of(path) == before);
-    std::filesystem::remove(path + ".partial");
-    std::filesystem::create_directory(folder.path("folder")); // a name that no file can take
-    CHECK(complaint_of<user_error>([&] { write_safetensors(folder.path("folder"), {}, {}); }) ==
-          "cannot write " + quote(folder.path("folder")) + ": Is a directory");
-    CHECK(!std::filesystem::exists(folder.path("folder.partial")));
-    std::filesystem::remove(folder.path("folder"));
+    CHECK(folder.names() == std::vector<std::string>{"run"});
     write_safetensors(path, {source_of<float>("w", {1}, two)}, {});
     CHECK(contents_of(path) != before);
     CHECK(folder.names() == std::vector<std::string>{"run"});
-    CHECK(complaint_of<user_error>([&] { write_safetensors(folder.path("no/such"), {}, {}); }) ==
+    CHECK(complaint_of<write_error>([&] { write_safetensors(folder.path("no/such"), {}, {}); }) ==
           "cannot write " + quote(folder.path("no/such")) + ": No such file or directory");
 }
 
-TEST_CASE("a place that cannot take a checkpoint is found out beforehand") {
+TEST_CASE("a file that was written here is known by its header") {
     temporary_folder const folder;
-    auto const refusal_of = [&](std::string const& path) {
-        return complaint_of<user_error>([&] { require_writable("--save", path); });
-    };
-    CHECK(refusal_of(folder.path("new")).empty());
-    CHECK(refusal_of("new").empty());
-    CHECK(refusal_of(folder.path()) == "--save: got " + quote(folder.path()) + ", a folder, wanted a file name");
-    CHECK(refusal_of(folder.path("no/such")) ==
-          "--save: got " + quote(folder.path("no/such")) + ", wanted a file in a folder that exists");
-    if (::geteuid() == 0) return; // root may write everywhere
-    std::filesystem::permissions(folder.path(),
-                                 std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
-    CHECK(refusal_of(folder.path("new")).ends_with("wanted a file in a folder that can be written to"));
-    std::filesystem::permissions(folder.path(), std::filesystem::perms::owner_all);
+    std::string const path = small_file(folder), sound = contents_of(path);
+    CHECK(written_here(path));
+    CHECK(written_here(folder.file("torn", sound.substr(0, sound.size() - 1)))); // its tensors may be anything
+    for (std::size_t const size : {std::size_t{0}, std::size_t{7}, std::size_t{8}, std::size_t{60}})
+        CHECK(!written_here(folder.file("cut", sound.substr(0, size))));
+    CHECK(!written_here(folder.file("text", "eight or more bytes of any text, whose first say a length of petabytes")));
+    CHECK(!written_here(folder.file("foreign", std::string("\x02\0\0\0\0\0\0\0{}", 10))));
+    std::string altered = sound;
+    altered[60] ^= 1;
+    CHECK(!written_here(folder.file("altered", altered)));
+    CHECK(!written_here(folder.path("none")));
 }
 
 TEST_CASE("names that would collide are the program's mistake") {
