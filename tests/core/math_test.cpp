@@ -352,9 +352,9 @@ TEST_CASE("increasing functions never step back by more than their last place") 
 
 TEST_CASE("a sum and what rounding took from it are the exact sum") {
     uint32_t state = 3;
-    auto const draw = [&] { // magnitudes from 2^-20 to 2^20, so that double holds the exact sum
+    auto const draw = [&] { // magnitudes from 2^-20 to 2^7, so that double holds the exact sum
         state = state * 1664525u + 1013904223u;
-        uint32_t const exponent = 107u + (state >> 8) % 41u;
+        uint32_t const exponent = 107u + (state >> 8) % 28u;
         state = state * 1664525u + 1013904223u;
         return keel::as_float((state & 0x80000000u) | exponent << 23 | (state >> 8 & 0x7fffffu));
     };
@@ -364,8 +364,8 @@ TEST_CASE("a sum and what rounding took from it are the exact sum") {
         REQUIRE(static_cast<double>(keel::add(a, b)) + static_cast<double>(keel::lost_in_sum(a, b)) == exact);
     }
     for (float const x : {infinity, -infinity, std::numeric_limits<float>::quiet_NaN()}) {
-        CHECK(same(keel::lost_in_sum(x, 1.0f), 0.0f));
-        CHECK(same(keel::lost_in_sum(1.0f, x), 0.0f));
+        CHECK(keel::bits(keel::lost_in_sum(x, 1.0f)) == 0u);
+        CHECK(keel::bits(keel::lost_in_sum(1.0f, x)) == 0u);
     }
-    CHECK(same(keel::lost_in_sum(3e38f, 3e38f), 0.0f));
+    CHECK(keel::bits(keel::lost_in_sum(3e38f, 3e38f)) == 0u);
 }

@@ -19,12 +19,6 @@ template <class G, class X> KEEL_FN float row_max(G const& g, X const* x, int64_
 struct log_sum_exp {
     float largest, rest;
     KEEL_FN float value() const { return add(largest, rest); }
-    /// What rounding took from value(), exactly (Knuth's two-sum); 0 where value() is not finite.
-    KEEL_FN float lost() const {
-        float const s = value(), r = s - largest;
-        if ((bits(s) & magnitude_mask) >= infinity_bits) return 0.0f;
-        return add(largest - (s - r), rest - r);
-    }
 };
 template <class G, class X> KEEL_FN log_sum_exp row_log_sum_exp(G const& g, X const* x, int64_t n) {
     using F = typename G::value;
@@ -46,7 +40,7 @@ template <class X> struct cross_entropy_row {
         log_sum_exp const sum = row_log_sum_exp(g, logits.at(row), logits.extent[1]);
         if (!g.leader()) return;
         lse(row) = sum.value();
-        if (!lse_rest.absent()) lse_rest(row) = sum.lost();
+        if (!lse_rest.absent()) lse_rest(row) = lost_in_sum(sum.largest, sum.rest);
         if (loss.absent()) return;
         if (target == ignored) {
             loss(row) = 0.0f;
