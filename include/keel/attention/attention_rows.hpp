@@ -8,16 +8,7 @@
 
 namespace keel::inline KEEL_ABI {
 
-// --- order of floats on their bits -------------------------------------------------------------------------------------
-
-/// Words that order as unsigned like the floats do, with the one NaN above all.
-template <class F> KEEL_FN bits_of<F> ordered(F const& x) {
-    using U = bits_of<F>;
-    U const b = bits(x);
-    return select(gt(b, U(magnitude_mask)), b ^ U(0xffffffffu), b | U(sign_bit));
-}
-KEEL_FN float from_ordered(uint32_t key) { return as_float((key & sign_bit) != 0 ? key ^ sign_bit : ~key); }
-inline constexpr uint32_t ordered_minus_infinity = ~(infinity_bits | sign_bit);
+inline constexpr uint32_t minus_infinity_word = ~(infinity_bits | sign_bit); ///< ordered_word(-Inf)
 
 // --- a tile ------------------------------------------------------------------------------------------------------------
 
@@ -43,7 +34,7 @@ struct key_columns {
 
 /// What a query knows of its softmax after some tiles: e^(s - shift) are summed in `sum`.
 struct softmax_state {
-    uint32_t top; ///< ordered() of the largest score
+    uint32_t top; ///< ordered_word() of the largest score
     float shift;  ///< that score; 0 while all are -Inf
     float sum;
     float first;    ///< score of the document's first key
@@ -113,13 +104,13 @@ template <class T> struct softmax_tile_row {
         T* const p = probabilities + row * pitch;
         softmax_state& state = states[row];
         bool const starts = keys.first == 0;
-        if (starts) state = {ordered_minus_infinity, 0.0f, 0.0f, s[0], 0.0f};
+        if (starts) state = {minus_infinity_word, 0.0f, 0.0f, s[0], 0.0f};
 
         typename G::words largest(0u);
-        g.each(seen, [&](auto at) { largest = umax(largest, g.inside(at, ordered(g.load(s, at)))); });
+        g.each(seen, [&](auto at) { largest = umax(largest, g.inside(at, ordered_word(g.load(s, at)))); });
         uint32_t const top = umax(state.top, g.max_bits(largest));
-        float const shift = top == ordered_minus_infinity ? 0.0f : from_ordered(top);
-        float const kept = starts ? 0.0f : exp(from_ordered(state.top) - shift);
+        float const shift = top == minus_infinity_word ? 0.0f : from_ordered_word(top);
+        float const kept = starts ? 0.0f : exp(from_ordered_word(state.top) - shift);
 
         if (wants_entropy) {
             float const here = g.sum(seen, [&](F const& acc, auto at) {
@@ -186,7 +177,7 @@ template <class T> struct attention_output_row {
         if (!lse.absent()) lse(token, head) = canonical(add(state.shift, log_sum));
         if (!lse_rest.absent()) lse_rest(token, head) = lost_in_sum(state.shift, log_sum);
         int64_t const mark = head * y.extent[0] + token;
-        if (marks.max_logit != nullptr) marks.max_logit[mark] = from_ordered(state.top);
+        if (marks.max_logit != nullptr) marks.max_logit[mark] = from_ordered_word(state.top);
         if (marks.first_token != nullptr)
             marks.first_token[mark] = canonical(div(exp(state.first - state.shift), state.sum));
         if (marks.entropy != nullptr) marks.entropy[mark] = canonical(log_sum - div(state.weighted, state.sum));
@@ -211,10 +202,10 @@ struct attention_telemetry_row {
         if (!max_logit.absent()) {
             typename G::words top(0u);
             g.each(tokens, [&](auto at) {
-                top = umax(top, g.inside(at, ordered(g.load(marks.max_logit + head * tokens, at))));
+                top = umax(top, g.inside(at, ordered_word(g.load(marks.max_logit + head * tokens, at))));
             });
-            uint32_t const largest = umax(g.max_bits(top), ordered_minus_infinity);
-            if (g.leader()) max_logit(head) = from_ordered(largest);
+            uint32_t const largest = umax(g.max_bits(top), minus_infinity_word);
+            if (g.leader()) max_logit(head) = from_ordered_word(largest);
         }
         auto const total = [&](float const* from, view<float, 1> to) {
             if (to.absent()) return;
