@@ -4,9 +4,9 @@
 //     tiny_lm --text book.txt --precision fp8          the same with FP8 linear layers
 //     tiny_lm --resume tiny_lm.safetensors             goes on where a run stopped, to the last bit
 //
-// Where to look: model.hpp (the layers in order), attention_layer.hpp and expert_layer.hpp (one layer's calls), projection.hpp (what
-// fp32, bf16 and fp8 are), train.hpp (one step), optimiser.hpp (who updates what), health.hpp (what the line says), outputs.hpp (where it
-// may write).
+// Where to look: model.hpp (the layers in order), attention_layer.hpp and expert_layer.hpp (one layer's calls),
+// projection.hpp (what fp32, bf16 and fp8 are), train.hpp (one step), optimiser.hpp (who updates what), health.hpp (what
+// the line says), run.hpp (the whole run), outputs.hpp (where it may write).
 #include <cstdio>
 #include <exception>
 #include <new>

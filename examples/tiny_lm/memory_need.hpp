@@ -22,9 +22,11 @@ inline double least_memory(options const& run) {
     bool const halves = run.mode != precision::fp32;
     double const parameter_bytes = halves ? 3 * 4 + 2 : 3 * 4; // master, gradient, momentum; bf16 shadow
     double const attention = 2 * (2 * real(m.query_width()) + 2 * real(m.kv_width()) + real(m.gate_width()));
-    double const experts = 6 * (real(m.shared_width) + real(m.top_k) * real(m.expert_width)) + 3 * real(m.top_k) * real(m.width);
+    double const hidden = real(m.shared_width) + real(m.top_k) * real(m.expert_width);
+    double const experts = 6 * hidden + 3 * real(m.top_k) * real(m.width);
     double const token_bytes = real(m.layers) * (4 * real(m.width) + attention + experts) * (halves ? 2 : 4);
-    return real(flop_ledger(m, run.sequence).parameters()) * parameter_bytes + real(run.batch * run.sequence) * token_bytes;
+    double const parameters = real(flop_ledger(m, run.sequence).parameters());
+    return parameters * parameter_bytes + real(run.batch * run.sequence) * token_bytes;
 }
 
 /// What was asked for, in words.

@@ -52,7 +52,8 @@ inline void require_log_or_none(std::string const& option, std::string const& pa
 
 /// user_error, before the run has done anything, if what it will write could destroy what it should not.
 inline void check_outputs(options const& run) {
-    auto const require_apart = [](char const* output, std::string const& path, char const* other, std::string const& its) {
+    auto const require_apart = [](char const* output, std::string const& path, char const* other,
+                                  std::string const& its) {
         if (!path.empty() && !its.empty() && same_file(path, its))
             throw complaint(output, quote(path) + ", the same file as " + other, "a file of its own");
     };

@@ -1,9 +1,9 @@
 // The run as JSON lines: appended, never rewritten, one complete line a write, so that a reader may follow along and
 // a crash costs at most the line it hit. Three kinds of record:
-//     {"record":"start","attempt":2,"step":400, ...facts of the run}     one at each start and resumption; the settings
-//                                                                        of options.hpp as strings, and what follows from them
+//     {"record":"start","attempt":2,"step":400, ...facts of the run}     one at each start and resumption
 //     {"record":"step","attempt":2,"step":401,"loss":1.31, ...}         the figures of health.hpp
 //     {"record":"held_out","attempt":2,"step":500,"bits_per_byte":1.98, ...}
+// The facts are the settings of options.hpp as strings, and what plot_run.py needs besides.
 // Numbers are JSON numbers but for "nan", "inf" and "-inf". A start at step 0 begins a new run; one at a later step
 // goes on with the run before it, whose records of later steps it replaces.
 #pragma once
@@ -58,7 +58,8 @@ public:
     /// user_error if what is there is no log or cannot be written to.
     explicit run_log(std::string const& path) : path_(path) {
         if (path.empty()) return;
-        file_.reset(::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NONBLOCK)); // a pipe would wait for a reader
+        // Without O_NONBLOCK a pipe would wait here for a reader.
+        file_.reset(::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NONBLOCK));
         if (!file_ && errno == ENOENT) return;
         if (!file_ && errno == ENXIO)
             throw complaint("--log", quote(path) + ", a pipe that nobody reads", "a file, or a pipe with a reader");

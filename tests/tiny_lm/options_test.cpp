@@ -112,7 +112,8 @@ TEST_CASE("a checkpoint's settings bring the same run back") {
 }
 
 TEST_CASE("a text may have any name, and a checkpoint brings it back") {
-    for (std::string const name : {"plain.txt", "two\nlines.txt", "not\xff\xc3utf8\x80", "back\\slash\\x41\"quote\"", "d\xc3\xa9j\xc3\xa0", "\n"}) {
+    for (std::string const name : {"plain.txt", "two\nlines.txt", "not\xff\xc3utf8\x80", "back\\slash\\x41\"quote\"",
+                                   "d\xc3\xa9j\xc3\xa0", "\n"}) {
         auto const first = settle(parse({"--text", name.c_str(), "other"}));
         REQUIRE(first.text == std::vector<std::string>{name, "other"});
         auto const kept = settings_of(first);
@@ -131,7 +132,8 @@ TEST_CASE("a shorter run shortens its warmup, unless the command line gives one"
     auto const kept = settings_of(settle(parse({"--text", "a", "--steps", "100", "--warmup", "60"})));
     CHECK(settle(parse({"--resume", "x"}), kept).warmup == 60);
     CHECK(settle(parse({"--resume", "x", "--steps", "40"}), kept).warmup == 40);
-    CHECK(refusal({"--resume", "x", "--steps", "40", "--warmup", "50"}, kept) == "--warmup: got 50, wanted at most --steps 40");
+    CHECK(refusal({"--resume", "x", "--steps", "40", "--warmup", "50"}, kept) ==
+          "--warmup: got 50, wanted at most --steps 40");
 }
 
 TEST_CASE("a resumed run may change its rates and its length, never its shape or its data") {

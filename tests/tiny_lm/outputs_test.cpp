@@ -141,7 +141,7 @@ TEST_CASE("a checkpoint is saved over a checkpoint or in a new file") {
     CHECK(refused(folder.path("no/such")) ==
           "--save: got " + quote(folder.path("no/such")) + ", wanted a file in a folder that exists");
     std::string const wanted = ", wanted a new file or a checkpoint of this program";
-    for (auto const& [path, what] : {std::pair{folder.file("essay", "years of work, and longer than eight bytes"), ", which is neither"},
+    for (auto const& [path, what] : {std::pair{folder.file("essay", "years of work, in plain words"), ", which is neither"},
                                      std::pair{folder.file("empty", ""), ", which is neither"},
                                      std::pair{folder.path("pipe"), ", which is no regular file"},
                                      std::pair{std::string("/dev/null"), ", which is no regular file"},
@@ -176,7 +176,8 @@ TEST_CASE("no output is one of the run's other files, under whatever name") {
     }
     CHECK(refusal(run(folder.path("new"), folder.path("./new"))) ==
           "--log: got " + quote(folder.path("./new")) + ", the same file as --save");
-    CHECK(refusal(run(folder.path("new"), saved, saved)) == "--log: got " + quote(saved) + ", the same file as --resume");
+    CHECK(refusal(run(folder.path("new"), saved, saved)) ==
+          "--log: got " + quote(saved) + ", the same file as --resume");
     CHECK(refusal(run(saved, folder.path())) == "--log: got " + quote(folder.path()) + ", a folder");
     CHECK(refusal(run(saved, "/dev/null")).empty());
     CHECK(contents_of(text) == "some text");
@@ -187,7 +188,8 @@ TEST_CASE("a run that the machine cannot hold is refused with what it would need
     double const small = least_memory(run);
     CHECK(small > 12.0 * 256 * static_cast<double>(run.model.width)); // the embedding alone
     require_memory(run, small);
-    CHECK(complaint_of<user_error>([&] { require_memory(run, small / 2); }).starts_with("memory: got " + size_of_run(run)));
+    CHECK(complaint_of<user_error>([&] { require_memory(run, small / 2); })
+              .starts_with("memory: got " + size_of_run(run)));
     run.model.experts *= 2;
     double const more = least_memory(run);
     CHECK(more > small);
