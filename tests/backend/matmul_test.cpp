@@ -1,94 +1,22 @@
-// The matrix service: the bits are those of the plain chain over k, on every backend, for every plan, stride and batching.
+// The matrix service: the bits are those of the plain chain over k, on every backend, for every stride and batching.
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "support/backends.hpp"
-#include "support/catch.hpp"
-#include "support/data.hpp"
-
+#include <backend/matmul_case.hpp>
 #include <keel/backend/cpu/matmul.hpp>
 #include <keel/backend/matmul.hpp>
 #include <keel/backend/reference_matmul.hpp>
-#include <keel/core/detail/exact_fma.hpp>
 #include <keel/format/f16.hpp>
 #include <keel/format/fp8.hpp>
-
-namespace {
+#include <support/backends.hpp>
+#include <support/catch.hpp>
 
 using namespace keel;
-using keel_test::data_kind;
-using keel_test::floats;
-using keel_test::guarded_matrix;
-using keel_test::scratch;
+using namespace keel_test;
 
-struct shape {
-    int64_t m, n, k;
-};
-
-// Empty, single, primes, tile edges of every architecture (12x32, 6x16, 6x8, 8x8, 4x2) with one more and one less, several
-// depth-blocks, several row- and column-blocks.
-constexpr shape edge_shapes[] = {{0, 5, 3},    {5, 0, 3},    {3, 4, 0},     {1, 1, 1},     {1, 17, 5},
-                                 {17, 1, 5},   {2, 3, 1},    {7, 11, 13},   {12, 32, 8},   {13, 33, 2},
-                                 {11, 31, 9},  {6, 16, 17},  {24, 64, 127}, {25, 65, 129}, {97, 41, 31},
-                                 {8, 300, 16}, {200, 9, 40}, {31, 37, 513}, {14, 45, 1100}};
-
-enum class layout { plain, turned, spread };
-constexpr layout layouts[] = {layout::plain, layout::turned, layout::spread};
-
-/// A matrix whose view is row-major, column-major, or with gaps in both dimensions.
-template <class T> class laid_out {
-public:
-    laid_out(int64_t rows, int64_t columns, layout how, std::vector<float> const& values)
-        : rows_(rows), columns_(columns), how_(how),
-          memory_(how == layout::plain    ? guarded_matrix<T>(rows, columns, 3)
-                  : how == layout::turned ? guarded_matrix<T>(columns, rows, 5)
-                                          : guarded_matrix<T>(rows, 2 * columns, 1)) {
-        for (int64_t i = 0; i < rows; ++i)
-            for (int64_t j = 0; j < columns; ++j)
-                view()(i, j) = keel_test::to_format<T>(values[static_cast<std::size_t>(i * columns + j)]);
-    }
-    keel::view<T, 2> view() {
-        keel::view<T, 2> const v = memory_.view();
-        if (how_ == layout::turned) return transposed(v);
-        if (how_ == layout::spread) return {v.data, {rows_, columns_}, {v.stride[0], 2}};
-        return v;
-    }
-    bool untouched() const { return memory_.untouched(); }
-
-private:
-    int64_t rows_, columns_;
-    layout how_;
-    guarded_matrix<T> memory_;
-};
-
-template <class T> int64_t differences(view<T, 2> got, view<T, 2> want) {
-    int64_t count = 0;
-    for (int64_t i = 0; i < want.extent[0]; ++i)
-        for (int64_t j = 0; j < want.extent[1]; ++j) count += std::memcmp(got.at(i, j), want.at(i, j), sizeof(T)) != 0;
-    return count;
-}
-
-/// The chain in the test's own words, with the emulated fma: nothing of the library's kernels or reference.
-float chain_of(std::vector<std::pair<float, float>> factors, bool pairs) {
-    if (pairs) {
-        if (factors.size() % 2 != 0) factors.emplace_back(0.0f, 0.0f);
-        for (std::size_t p = 0; p < factors.size(); p += 2) std::swap(factors[p], factors[p + 1]);
-    }
-    float acc = 0.0f;
-    for (auto const& [x, y] : factors) acc = keel::detail::exact_fma(x, y, acc);
-    return acc;
-}
-template <class A, class B> float chain_of(guarded_matrix<A> const& a, guarded_matrix<B> const& b, int64_t i, int64_t j,
-                                           int64_t first, int64_t last) {
-    std::vector<std::pair<float, float>> factors;
-    for (int64_t p = first; p < last; ++p)
-        factors.emplace_back(static_cast<float>(a.at(i, p)), static_cast<float>(b.at(p, j)));
-    return chain_of(factors, std::is_same_v<A, bf16> && std::is_same_v<B, bf16>);
-}
+namespace {
 
 /// Every CPU backend against the reference backend, for one problem.
 template <class A, class B, class C>
@@ -184,59 +112,6 @@ TEST_CASE("every backend has the reference's bits: NaN, Inf, subnormals, overflo
         check_all_backends<float, float, bf16>({13, 35, 40}, kind, layout::turned, layout::plain, layout::plain, {});
         check_all_backends<bf16, bf16, float>({13, 35, 41}, kind, layout::plain, layout::plain, layout::plain, {});
     }
-}
-
-TEST_CASE("a plan changes no bit") {
-    shape const s{75, 110, 517};
-    cpu<> const be;
-    using service = keel::detail::cpu_matmul_service;
-    matmul_plan const usual = plan_matmul<native_arch>(s.m, s.n, s.k);
-    guarded_matrix<bf16> a(s.m, s.k, 0, floats(data_kind::normal, s.m * s.k, 1)),
-        b(s.k, s.n, 0, floats(data_kind::normal, s.k * s.n, 2));
-    guarded_matrix<float> want(s.m, s.n, 0);
-    REQUIRE(matmul(reference{}, a.view(), b.view(), want.view(), {}).ok());
-    for (int64_t depth : {128, 256, 384, 640})
-        for (int64_t rows : {1, 3, 100})
-            for (int64_t outer : {1, 2, 50}) {
-                matmul_plan plan = usual;
-                plan.depth = depth;
-                plan.block_rows = rows * plan.tile_rows, plan.block_columns = plan.tile_columns;
-                plan.outer_rows = outer * plan.block_rows, plan.outer_columns = outer * plan.block_columns;
-                CAPTURE(plan.text());
-                guarded_matrix<float> c(s.m, s.n, 0);
-                scratch ws(matmul_plan_bytes(plan, s.m, s.n, s.k));
-                product_set const set{layout_of(a.view()), layout_of(b.view()), layout_of(c.view()), 1, s.m, s.n, s.k};
-                service::run_planned<bf16, bf16, float>(be, set, plan, keel::detail::no_promotion{}, ws.get());
-                CHECK(differences(c.view(), want.view()) == 0);
-            }
-    CHECK(plan_matmul<native_arch>(300, 200, 100).text() == plan_matmul<native_arch>(300, 200, 100).text());
-}
-
-TEST_CASE("the workspace of a shape is enough for every smaller one") {
-    auto const bytes = [](int64_t m, int64_t n, int64_t k, int64_t batch, int64_t length) {
-        return most_matmul_bytes<native_arch>(m, n, k, batch, length);
-    };
-    int64_t const sides[] = {0, 1, 7, 33, 512, 513, 1024, 1025, 2112, 5000},
-                  depths[] = {0, 1, 127, 128, 129, 255, 256, 257, 384, 511, 512, 513, 640, 1025, 3000},
-                  batches[] = {1, 2, 31, 40};
-    int64_t less = 0, too_little = 0;
-    for (int64_t length : {0, 1, 96, 128, 300, 4096})
-        for (int64_t m : sides)
-            for (int64_t n : sides)
-                for (std::size_t d = 0; d < std::size(depths); ++d)
-                    for (std::size_t b = 0; b < (length == 0 ? std::size(batches) : 1); ++b) {
-                        int64_t const k = depths[d], all = bytes(m, n, k, batches[b], length);
-                        if (d > 0) less += all < bytes(m, n, depths[d - 1], batches[b], length);
-                        if (b > 0) less += all < bytes(m, n, k, batches[b - 1], length);
-                        if (m > 0) less += all < bytes(m - 1, n, k, batches[b], length);
-                        if (n > 0) less += all < bytes(m, n / 2, k, batches[b], length);
-                        matmul_plan plan = plan_matmul<native_arch>(m, n, k, batches[b]);
-                        if (length > 0) plan = for_scale_blocks(plan, length);
-                        if (m > 0 && n > 0) too_little += all < matmul_plan_bytes(plan, m, n, k);
-                    }
-    CHECK(less == 0);
-    CHECK(too_little == 0);
-    CHECK(matmul_workspace(cpu<>{}, 0, 5, 5) == 0);
 }
 
 TEST_CASE("shapes larger than the outer blocks") {
@@ -378,65 +253,6 @@ TEST_CASE("groups of the sum: each group's matrix has the bits of matmul on its 
                   .ok());
         CHECK(keel_test::equal_bits(c, want));
     });
-}
-
-namespace {
-
-/// A scale a line and block, from a table.
-struct table_scales {
-    float const* data;
-    int64_t blocks, lines_a_scale;
-    KEEL_FN float operator()(int64_t, int64_t line, int64_t block) const {
-        return data[line / lines_a_scale * blocks + block];
-    }
-};
-
-} // namespace
-
-TEST_CASE("promoted products: each block sums from zero and is scaled once into the total") {
-    for (shape s : {shape{29, 67, 300}, shape{29, 67, 1153}, shape{3, 2, 128}})
-        for (int64_t length : {32, 100, 128, 300, 4096}) {
-            int64_t const blocks = (s.k + length - 1) / length;
-            CAPTURE(s.m, s.n, s.k, length);
-            guarded_matrix<e4m3> a(s.m, s.k, 0, floats(data_kind::normal, s.m * s.k, 1)),
-                b(s.n, s.k, 0, floats(data_kind::normal, s.k * s.n, 2));
-            auto const scale_a = floats(data_kind::uniform, s.m * blocks, 3),
-                       scale_b = floats(data_kind::uniform, (s.n / 128 + 1) * blocks, 4);
-            promotion<table_scales, table_scales> const scales{
-                length, {scale_a.data(), blocks, 1}, {scale_b.data(), blocks, 128}};
-            guarded_matrix<e4m3> bt(s.k, s.n, 0);
-            for (int64_t i = 0; i < s.k; ++i)
-                for (int64_t j = 0; j < s.n; ++j) bt.set(i, j, b.get(j, i));
-
-            guarded_matrix<float> want(s.m, s.n, 0);
-            for (int64_t i = 0; i < s.m; ++i)
-                for (int64_t j = 0; j < s.n; ++j) {
-                    float total = 0.0f;
-                    for (int64_t q = 0; q < blocks; ++q) {
-                        float const block = chain_of(a, bt, i, j, q * length, std::min(s.k, (q + 1) * length));
-                        total =
-                            keel::detail::exact_fma(block, scales.scale_a(0, i, q) * scales.scale_b(0, j, q), total);
-                    }
-                    want.set(i, j, 0.5f * total);
-                }
-            keel_test::for_each_backend([&](std::string const& name, auto const& be) {
-                CAPTURE(name);
-                guarded_matrix<float> c(s.m, s.n, 0), turned(s.n, s.m, 0);
-                scratch ws(matmul_promoted_workspace(be, s.m, s.n, s.k, length));
-                product_set set{
-                    layout_of(a.view()), layout_of(transposed(b.view())), layout_of(c.view()), 1, s.m, s.n, s.k};
-                set.options.alpha = 0.5f;
-                matmul_promoted<e4m3, e4m3, float>(be, set, scales, ws.get()).or_throw();
-                CHECK(differences(c.view(), want.view()) == 0);
-                set.c = layout_of(transposed(turned.view()));
-                matmul_promoted<e4m3, e4m3, float>(be, set, scales, ws.get()).or_throw();
-                CHECK(differences(transposed(turned.view()), want.view()) == 0);
-                if (ws.get().size > 0) {
-                    workspace const brief{ws.get().data, ws.get().size - 1};
-                    CHECK(matmul_promoted<e4m3, e4m3, float>(be, set, scales, brief).code == status_code::small_workspace);
-                }
-            });
-        }
 }
 
 TEST_CASE("wrong arguments come back as a status, and nothing is written") {
