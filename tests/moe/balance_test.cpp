@@ -156,6 +156,14 @@ TEST_CASE("the self-concealing router: by demand the bias corrects, by served co
     keel::apply_capacity(keel::cpu{}, ids.view(), demand, {slots.view(), offsets.vec()}, counts, {.limit = keel::capacity_limit::dropless()}, ws.get()).or_throw();
     keel::measure_balance(demand, counts, still.state(), line).or_throw();
     CHECK_FALSE(line.concealed());
+    // Counts of two calls do not make one line: more was served than this demand asked for.
+    keel::balance_line untouched{.dead = 77};
+    auto const other = keel::measure_balance(demand_of(flat, 24, 1), counts, still.state(), untouched);
+    CHECK(other.code == keel::status_code::bad_state);
+    CHECK(std::string(other.argument) == "served");
+    CHECK(keel::measure_balance(demand, counts, layer(5).state(), untouched).code == keel::status_code::bad_shape);
+    CHECK(keel::measure_balance(demand, keel::served_counts(keel::vec(given.data(), 4)), still.state(), untouched).code == keel::status_code::bad_state);
+    CHECK(untouched.dead == 77);
 }
 
 TEST_CASE("the rules are their formulas") {
@@ -391,7 +399,15 @@ TEST_CASE("a bad call of the balance functions names the argument and changes no
     CHECK(with({keel::vec(reinterpret_cast<float*>(l.pending.data()), 4), memory.pending, memory.ledger}) == status_code::overlap);
     CHECK(with({memory.bias, keel::vec(l.ledger.data() + 12, 4), memory.ledger}) == status_code::overlap);
     CHECK(with({keel::vec(reinterpret_cast<float*>(l.ledger.data() + 8), 4), memory.pending, memory.ledger}) == status_code::overlap);
-    CHECK(with({memory.bias, keel::vec(a.data(), 4), memory.ledger}) == status_code::overlap); // pending over the demand
+    CHECK(with({memory.bias, keel::vec(a.data(), 4), memory.ledger}) == status_code::overlap); // the state over the demand
+    CHECK(with({keel::vec(reinterpret_cast<float*>(a.data()), 4), memory.pending, memory.ledger}) == status_code::overlap);
+    list within(static_cast<std::size_t>(keel::balance_ledger_size(2) + 4)); // a fresh ledger that ends in demand
+    keel::view<int64_t, 1> const tail = keel::vec(within.data() + keel::balance_ledger_size(2) - 1, 4);
+    for (int64_t e = 0; e < 4; ++e) tail(e) = 6;
+    keel::demand_counts last;
+    keel::demand_from_counts(tail, 12, 2, last).or_throw();
+    CHECK(keel::commit(be, {memory.bias, memory.pending, keel::vec(within.data(), keel::balance_ledger_size(2))}, last, {}).code ==
+          status_code::overlap);
     list shifted{6, 6, 6, 6, 0}; // demand that lies over part of the pending counts
     keel::balance_state moved = memory;
     moved.pending = keel::vec(shifted.data() + 1, 4);

@@ -318,6 +318,9 @@ TEST_CASE("router_z_loss sums the squares of log_sum") {
     keel::router_z_loss(keel::reference{}, r.log_sum.vec(), &same).or_throw();
     CHECK(static_cast<double>(got) == Approx(want).epsilon(1e-6));
     CHECK(got == same);
+    auto const before = r.log_sum.contents();
+    CHECK(keel::router_z_loss(keel::cpu{}, r.log_sum.vec(), r.log_sum.view().data + 3).code == keel::status_code::overlap);
+    CHECK(r.log_sum.contents() == before);
 }
 
 TEST_CASE("a bad call of route names the argument and writes nothing") {
