@@ -5,6 +5,7 @@
 #include <support/backends.hpp>
 #include <support/catch.hpp>
 #include <support/data.hpp>
+#include <support/fenced.hpp>
 
 using namespace keel_test;
 
@@ -91,4 +92,25 @@ TEST_CASE("embedding's gradient in strips of columns: the order of a plain loop,
         CHECK(wrong == 0);
         CHECK((set.untouched() && added.untouched()));
     });
+}
+
+TEST_CASE("a table's rows may lie further apart than a 32-bit index reaches; a workspace one byte short is refused") {
+    int64_t const width = 37, tokens = 3;
+    sparse<float> table(3 * far_stride);
+    if (table.data() == nullptr) {
+        WARN("no address space: skipped");
+        return;
+    }
+    auto const T = keel::rows(table.data(), 3, width, far_stride);
+    guarded_matrix<float> dy(tokens, width, 0, floats(data_kind::normal, tokens * width)), y(tokens, width), near(3, width);
+    std::vector<int32_t> const ids = {2, 0, 2};
+    auto const i = keel::vec(ids.data(), tokens);
+    scratch ws(keel::embedding_backward_workspace(tokens, 3)), less(keel::embedding_backward_workspace(tokens, 3) - 1);
+    CHECK(keel::embedding_backward(keel::cpu{}, dy.view(), i, T, {}, less.get()).code == keel::status_code::small_workspace);
+    CHECK(T(2, 0) == 0.0f);
+    keel::embedding_backward(keel::cpu{}, dy.view(), i, T, {}, ws.get()).or_throw();
+    keel::embedding_backward(keel::cpu{}, dy.view(), i, near.view(), {}, ws.get()).or_throw();
+    keel::embedding(keel::cpu{}, T, i, y.view()).or_throw();
+    for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t j = 0; j < width; ++j) CHECK(y.get(t, j) == near.get(ids[static_cast<std::size_t>(t)], j));
 }

@@ -195,3 +195,26 @@ TEST_CASE("the FP8 layer: no output lies over any input, w and saved may be cons
     CHECK(equal_bits(dw, plain_dw));
     CHECK(dw[0] == Approx(4 * 2.25 * 1.5).epsilon(1e-5));
 }
+
+TEST_CASE("a linear layer's workspace one byte short is refused and nothing is written") {
+    int64_t const t = 5, i = 130, o = 7;
+    guarded_matrix<float> x(t, i, 0, floats(data_kind::normal, t * i, 1)), w(o, i, 0, floats(data_kind::normal, o * i, 2)), y(t, o), dx(t, i), dw(o, i);
+    keel::cpu be;
+    // linear alone asks for no more than its own product.
+    scratch forward_less(keel::matmul_workspace(be, t, o, i) - 1), less(keel::linear_workspace(be, t, i, o) - 1), enough(keel::linear_workspace(be, t, i, o));
+    auto const small = keel::status_code::small_workspace;
+    CHECK(keel::linear(be, x.view(), w.view(), y.view(), forward_less.get()).code == small);
+    CHECK(keel::linear_backward(be, y.view(), x.view(), w.view(), {dx.view(), dw.view()}, {}, less.get()).code == small);
+    keel::fp8_linear_plan<> const plan{t, i, o};
+    std::vector<keel::e4m3> wc(static_cast<std::size_t>(o * i)), sc(static_cast<std::size_t>(t * i));
+    std::vector<float> wsc(static_cast<std::size_t>(plan.weight_scales())), ssc(static_cast<std::size_t>(plan.saved_scales()));
+    auto const W = plan.weight(wc.data(), wsc.data());
+    auto const S = plan.saved(sc.data(), ssc.data());
+    scratch fp8_less(keel::fp8_linear_workspace(be, plan) - 1);
+    CHECK(keel::fp8_linear(be, plan, x.view(), W, y.view(), S, nullptr, fp8_less.get()).code == small);
+    CHECK(keel::fp8_linear_backward(be, plan, y.view(), W, S, {dx.view(), dw.view()}, {}, nullptr, fp8_less.get()).code == small);
+    CHECK((ssc[0] == 0.0f && sc[0].bits == 0));
+    for (auto const& m : {y.contents(), dx.contents(), dw.contents()}) CHECK(m == std::vector<unsigned char>(m.size()));
+    keel::linear(be, x.view(), w.view(), y.view(), enough.get()).or_throw();
+    CHECK(y.at(0, 0) != 0.0);
+}

@@ -45,3 +45,17 @@ TEST_CASE("sum adds in fp32 and rounds once; measure_peak_magnitude sees the lar
     });
     CHECK(keel::sum(keel::cpu{}, a.view(), keel::columns(b.view(), 0, 5), {}, c.view()).message() == "sum: b has columns = 5, wanted 77 (bad_shape)");
 }
+
+TEST_CASE("sum over any of its inputs has the bits of separate memory") {
+    using matrix = guarded_matrix<keel::bf16>;
+    matrix a(3, 77, 1, floats(data_kind::normal, 231, 1)), b(3, 77, 1, floats(data_kind::normal, 231, 2)), c(3, 77, 1, floats(data_kind::normal, 231, 3)), y(3, 77, 1);
+    keel::cpu be;
+    keel::sum(be, a.view(), b.view(), c.view(), y.view()).or_throw();
+    matrix a2 = a, b2 = b, c2 = c;
+    keel::sum(be, a2.view(), b.view(), c.view(), a2.view()).or_throw();
+    keel::sum(be, a.view(), b2.view(), c.view(), b2.view()).or_throw();
+    keel::sum(be, a.view(), b.view(), c2.view(), c2.view()).or_throw();
+    CHECK((a2.contents() == y.contents() && b2.contents() == y.contents() && c2.contents() == y.contents()));
+    CHECK(keel::sum(be, a.view(), b.view(), keel::rows(static_cast<keel::bf16*>(nullptr), 3, 77), y.view()).message() ==
+          "sum: c, wanted data, not null (bad_pointer)");
+}

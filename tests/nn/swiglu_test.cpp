@@ -7,6 +7,7 @@
 #include <support/backends.hpp>
 #include <support/catch.hpp>
 #include <support/data.hpp>
+#include <support/fenced.hpp>
 
 using namespace keel_test;
 
@@ -74,4 +75,35 @@ TEST_CASE("a cube with gaps cannot be flattened: every call refuses it, also bes
     CHECK(keel::flattened(keel::slice(from, 1, 1)).data == x.data() + 40);
     CHECK(keel::flattened(keel::cube(x.data(), 2, 0, 8)).empty());
     CHECK(keel::slice(keel::view<float, 2>{}, 3, 5).absent());
+}
+
+TEST_CASE("swiglu's gradients are within their stated error, also in place") {
+    guarded_matrix<float> gate(2, 515, 0, floats(data_kind::mixed_scales, 1030, 1)), up(2, 515, 0, floats(data_kind::normal, 1030, 2));
+    guarded_matrix<float> dy(2, 515, 0, floats(data_kind::normal, 1030, 3)), dgate(2, 515), dup(2, 515), g2 = gate, u2 = up;
+    keel::cpu be;
+    keel::swiglu_backward(be, dy.view(), gate.view(), up.view(), {dgate.view(), dup.view()}).or_throw();
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < 2; ++i)
+        for (int64_t j = 0; j < 515; ++j) {
+            double const z = gate.at(i, j), s = 1 / (1 + std::exp(-z)), d = dy.at(i, j), u = up.at(i, j);
+            wrong += !(std::abs(dup.at(i, j) - d * z * s) <= 6e-7 * std::abs(d * z * s) + 0x1p-140);
+            wrong += !(std::abs(dgate.at(i, j) - d * u * s * (1 + z * (1 - s))) <= 0x1p-20 * std::abs(d * u));
+        }
+    CHECK(wrong == 0);
+    keel::swiglu_backward(be, dy.view(), g2.view(), u2.view(), {g2.view(), u2.view()}).or_throw();
+    CHECK((g2.contents() == dgate.contents() && u2.contents() == dup.contents()));
+}
+
+TEST_CASE("swiglu reads and writes nothing past its rows, up to a page's end") {
+    for (bool at_end : {true, false})
+        for (int64_t width : {1, 7, 16, 31, 97}) {
+            INFO("width " << width << (at_end ? " at a page's end" : " at a page's start"));
+            auto const values = floats(data_kind::normal, 2 * width, 5);
+            fenced<float> gate(values, at_end), up(values, at_end), y(2 * width, at_end), dg(2 * width, at_end), du(2 * width, at_end);
+            auto const m = [&](fenced<float> const& f) { return keel::rows(f.data(), 2, width); };
+            keel::swiglu(keel::cpu{}, m(gate), m(up), m(y)).or_throw();
+            keel::swiglu_backward(keel::cpu{}, m(y), m(gate), m(up), {m(dg), m(du)}).or_throw();
+            for (std::size_t i = 0; i < values.size(); ++i)
+                CHECK(static_cast<double>(y.data()[i]) == Approx(silu(static_cast<double>(values[i])) * static_cast<double>(values[i])).epsilon(6e-7));
+        }
 }

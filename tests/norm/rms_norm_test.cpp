@@ -10,6 +10,7 @@
 #include <support/backends.hpp>
 #include <support/catch.hpp>
 #include <support/data.hpp>
+#include <support/fenced.hpp>
 
 using namespace keel_test;
 
@@ -304,4 +305,101 @@ TEST_CASE("rms_norm refuses views that cannot be made, and null data where an op
     CHECK(backward({}, {}, nothing) == "add_rms_norm_backward: out.dx, wanted data, not null (bad_pointer)");
     CHECK(y == std::vector<float>(80, -1.0f));
     CHECK(backward({}, {}, Y) == "ok");
+}
+
+TEST_CASE("rms_norm and its backward read and write nothing past their rows, up to a page's end") {
+    for (bool at_end : {true, false})
+        for (int64_t width : {1, 3, 15, 16, 17, 33, 130}) {
+            INFO("width " << width << (at_end ? " at a page's end" : " at a page's start"));
+            int64_t const count = 3;
+            std::vector<keel::bf16> values, gains;
+            for (float v : floats(data_kind::normal, count * width, 3)) values.push_back(to_format<keel::bf16>(v));
+            gains.assign(values.begin(), values.begin() + width);
+            fenced<keel::bf16> x(values, at_end), d(gains, at_end), y(count * width, at_end), dx(count * width, at_end);
+            fenced<float> r(count, at_end), dd(width, at_end);
+            scratch ws(keel::rms_norm_backward_workspace(count, width));
+            std::vector<keel::bf16> want(values.size());
+            keel::cpu be;
+            auto const X = keel::rows(x.data(), count, width), Y = keel::rows(y.data(), count, width);
+            keel::rms_norm(be, X, keel::vec(d.data(), width), Y, {.rrms = keel::vec(r.data(), count)}).or_throw();
+            keel::rms_norm(be, keel::rows(values.data(), count, width), keel::vec(gains.data(), width), keel::rows(want.data(), count, width)).or_throw();
+            CHECK(std::memcmp(y.data(), want.data(), want.size() * sizeof(keel::bf16)) == 0);
+            keel::rms_norm_backward(be, Y, X, keel::vec(d.data(), width), {.rrms = keel::vec(r.data(), count)},
+                                    {.dx = keel::rows(dx.data(), count, width), .ddelta = keel::vec(dd.data(), width)}, {}, ws.get())
+                .or_throw();
+        }
+}
+
+TEST_CASE("rows may lie further apart than a 32-bit index reaches") {
+    int64_t const count = 3, width = 37;
+    sparse<keel::bf16> x(count * far_stride), y(count * far_stride);
+    if (x.data() == nullptr || y.data() == nullptr) {
+        WARN("no address space: skipped");
+        return;
+    }
+    auto const X = keel::rows(x.data(), count, width, far_stride), Y = keel::rows(y.data(), count, width, far_stride);
+    guarded_matrix<keel::bf16> near(count, width, 0, floats(data_kind::normal, count * width)), want(count, width);
+    for (int64_t i = 0; i < count; ++i)
+        for (int64_t j = 0; j < width; ++j) X(i, j) = near.get(i, j);
+    guarded_matrix<float> r(1, count), dd(1, width), dd_near(1, width);
+    scratch ws(keel::rms_norm_backward_workspace(count, width));
+    keel::cpu be;
+    keel::view<float, 1> const none;
+    auto const same = [&] {
+        for (int64_t i = 0; i < count; ++i)
+            for (int64_t j = 0; j < width; ++j)
+                if (Y(i, j).bits != want.get(i, j).bits) return false;
+        return true;
+    };
+    keel::rms_norm(be, X, none, Y, {.rrms = r.vec()}).or_throw();
+    keel::rms_norm(be, near.view(), none, want.view()).or_throw();
+    CHECK(same());
+    keel::rms_norm_backward(be, X, X, none, {.rrms = r.vec()}, {.dx = Y, .ddelta = dd.vec()}, {}, ws.get()).or_throw();
+    keel::rms_norm_backward(be, near.view(), near.view(), none, {.rrms = r.vec()}, {.dx = want.view(), .ddelta = dd_near.vec()}, {}, ws.get()).or_throw();
+    CHECK(same());
+    CHECK(dd.contents() == dd_near.contents());
+}
+
+TEST_CASE("the backward: within its stated error, on broadcast gradients, zero rows, a gain of zero and a NaN that stood there") {
+    for (int64_t width : {1, 130, 4099}) {
+        INFO(width);
+        int64_t const count = 130;
+        guarded_matrix<float> x(count, width, 0, floats(data_kind::mixed_scales, count * width, 1)), dy(1, width, 0, floats(data_kind::normal, width, 2));
+        guarded_matrix<float> delta(1, width, 0, floats(data_kind::uniform, width, 3)), y(count, width), r(1, count), dx(count, width), dx2(count, width);
+        for (int64_t j = 0; j < width; ++j) x.set(7, j, 0.0f), delta.set(0, j, j % 5 == 0 ? -1.0f : delta.get(0, j));
+        guarded_matrix<float> ddelta(1, width, 0, std::vector<float>(static_cast<std::size_t>(width), std::numeric_limits<float>::quiet_NaN())), full(count, width);
+        for (int64_t i = 0; i < count; ++i)
+            for (int64_t j = 0; j < width; ++j) full.set(i, j, dy.get(0, j));
+        scratch ws(keel::rms_norm_backward_workspace(count, width));
+        keel::cpu be;
+        auto const broadcast = keel::rows(dy.view().data, count, width, 0);
+        keel::rms_norm(be, x.view(), delta.vec(), y.view(), {.rrms = r.vec()}).or_throw();
+        keel::rms_norm_backward(be, broadcast, x.view(), delta.vec(), {.rrms = r.vec()}, {.dx = dx.view(), .ddelta = ddelta.vec()},
+                                {.grad = keel::accumulate}, ws.get()).or_throw();
+        for (int64_t j = 0; j < width; ++j) CHECK(std::isnan(ddelta.get(0, j))); // never hidden
+        keel::rms_norm_backward(be, full.view(), x.view(), delta.vec(), {.rrms = r.vec()}, {.dx = dx2.view(), .ddelta = ddelta.vec()}, {}, ws.get()).or_throw();
+        CHECK(dx.contents() == dx2.contents());
+        std::vector<double> dd(static_cast<std::size_t>(width)), size(dd.size());
+        int64_t wrong = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            double const rr = r.at(0, i);
+            double c = 0, absolute = 0;
+            auto const u = [&](int64_t j) { return x.at(i, j) * rr; };
+            auto const g = [&](int64_t j) { return dy.at(0, j) * (1 + delta.at(0, j)); };
+            for (int64_t j = 0; j < width; ++j) {
+                c += g(j) * u(j) / static_cast<double>(width), absolute += std::abs(g(j) * u(j)) / static_cast<double>(width);
+                dd[static_cast<std::size_t>(j)] += dy.at(0, j) * u(j), size[static_cast<std::size_t>(j)] += std::abs(dy.at(0, j) * u(j));
+            }
+            for (int64_t j = 0; j < width; ++j)
+                wrong += !(std::abs(dx.at(i, j) - rr * (g(j) - c * u(j))) <= 0x1p-18 * rr * (std::abs(g(j)) + std::abs(u(j)) * absolute));
+        }
+        CHECK(wrong == 0);
+        for (std::size_t j = 0; j < dd.size(); ++j)
+            if (!(std::abs(ddelta.at(0, static_cast<int64_t>(j)) - dd[j]) <= (68.0 + count / 64) * 0x1p-24 * size[j])) FAIL_CHECK("ddelta " << j);
+        scratch short_of(keel::rms_norm_backward_workspace(count, width) - 1);
+        auto const before = ddelta.contents();
+        CHECK(keel::rms_norm_backward(be, full.view(), x.view(), delta.vec(), {.rrms = r.vec()}, {.ddelta = ddelta.vec()}, {}, short_of.get()).code ==
+              keel::status_code::small_workspace);
+        CHECK(ddelta.contents() == before);
+    }
 }

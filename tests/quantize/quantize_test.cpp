@@ -8,6 +8,7 @@
 #include <support/backends.hpp>
 #include <support/catch.hpp>
 #include <support/data.hpp>
+#include <support/fenced.hpp>
 
 using namespace keel_test;
 using keel::overflow;
@@ -253,4 +254,96 @@ TEST_CASE("views that cannot be made are refused by quantize and dequantize, als
     CHECK(keel::quantize<overflow::saturate>(keel::cpu{}, keel::rows(x.data(), 128, 5), on).ok());
     CHECK(scales[0] == 9.0f);
     CHECK(scales[1] == 1.0f / 448.0f);
+}
+
+TEST_CASE("quantise reads rows in any order: strides of zero and below, and refuses columns that are not adjacent") {
+    int64_t const count = 130, width = 97;
+    guarded_matrix<float> x(count, width, 3, floats(data_kind::mixed_scales, count * width, 4)), turned(count, width), first(count, width);
+    for (int64_t i = 0; i < count; ++i)
+        for (int64_t j = 0; j < width; ++j) turned.set(i, j, x.get(count - 1 - i, j)), first.set(i, j, x.get(0, j));
+    auto const X = x.view();
+    keel::view<float, 2> const backwards{X.at(count - 1), {count, width}, {-X.stride[0], 1}}, repeated{X.data, {count, width}, {0, 1}};
+    auto const check = [&]<int Rows, int Columns>(std::integral_constant<int, Rows>, std::integral_constant<int, Columns>) {
+        for_each_backend([&](std::string const& name, auto const& be) {
+            INFO(name << " " << Rows << "x" << Columns);
+            owned_blocks<keel::e4m3, keel::fp32_scale, Rows, Columns> a(count, width), b(count, width);
+            keel::quantize<overflow::saturate>(be, backwards, a.view()).or_throw();
+            keel::quantize<overflow::saturate>(be, turned.view(), b.view()).or_throw();
+            CHECK(a == b);
+            keel::quantize<overflow::saturate>(be, repeated, a.view()).or_throw();
+            keel::quantize<overflow::saturate>(be, first.view(), b.view()).or_throw();
+            CHECK(a == b);
+            // Codes written from the last row to the first.
+            auto upside = a.view();
+            upside.codes = {upside.codes.at(count - 1), {count, width}, {-upside.codes.stride[0], 1}};
+            keel::quantize<overflow::saturate>(be, backwards, upside).or_throw();
+            keel::quantize<overflow::saturate>(be, turned.view(), b.view()).or_throw();
+            for (int64_t i = 0; i < count; ++i) CHECK(a.codes.get(count - 1 - i, 5).bits == b.codes.get(i, 5).bits);
+        });
+    };
+    check(std::integral_constant<int, 1>{}, std::integral_constant<int, 128>{});
+    check(std::integral_constant<int, 128>{}, std::integral_constant<int, 1>{});
+    owned_blocks<keel::e4m3, keel::fp32_scale, 1, 128> q(width, count);
+    CHECK(keel::quantize<overflow::saturate>(keel::cpu{}, keel::transposed(X), q.view()).message() ==
+          "quantize: x has last stride = 100, wanted 1 (bad_stride)");
+    CHECK(q.codes.at(0, 0) == 0.0);
+}
+
+TEST_CASE("what is dequantised is within the stated error of what was quantised") {
+    auto const check = []<class Code, class Scale>(Code, Scale, int m, int s) {
+        int64_t const count = 3, width = 700;
+        for (data_kind kind : {data_kind::normal, data_kind::mixed_scales, data_kind::outlier}) {
+            guarded_matrix<float> x(count, width, 0, floats(kind, count * width, 6)), y(count, width);
+            owned_blocks<Code, Scale, 1, 128> q(count, width);
+            keel::quantize<overflow::saturate>(keel::cpu{}, x.view(), q.view()).or_throw();
+            keel::dequantize(keel::cpu{}, q.view(), y.view()).or_throw();
+            int64_t wrong = 0;
+            for (int64_t i = 0; i < count; ++i)
+                for (int64_t j = 0; j < width; ++j)
+                    wrong += !(std::abs(y.at(i, j) - x.at(i, j)) <=
+                               (std::ldexp(1.0, -m) + 0x1p-21) * std::abs(x.at(i, j)) + std::ldexp(q.scales.at(i, j / 128), -s));
+            CHECK(wrong == 0);
+        }
+    };
+    check(keel::e4m3{}, keel::fp32_scale{}, 4, 10);
+    check(keel::e4m3{}, keel::e8m0_scale{}, 4, 10);
+    check(keel::e5m2{}, keel::power_of_two_scale{}, 3, 17);
+}
+
+TEST_CASE("quantise and dequantise read and write nothing past their rows, up to a page's end, and reach far rows") {
+    for (bool at_end : {true, false})
+        for (int64_t width : {1, 17, 31, 127, 129, 200}) {
+            INFO("width " << width << (at_end ? " at a page's end" : " at a page's start"));
+            auto const values = floats(data_kind::normal, 3 * width, 7);
+            fenced<float> x(values, at_end), y(3 * width, at_end), scales(3 * ((width + 127) / 128), at_end), column_scales(width, at_end);
+            fenced<keel::e4m3> codes(3 * width, at_end), column_codes(3 * width, at_end);
+            keel::row_blocks<> const q{keel::rows(codes.data(), 3, width), keel::rows(scales.data(), 3, (width + 127) / 128)};
+            keel::column_blocks<> const c{keel::rows(column_codes.data(), 3, width), keel::rows(column_scales.data(), 1, width)};
+            keel::quantize_pair<overflow::saturate>(keel::cpu{}, keel::rows(x.data(), 3, width), q, c).or_throw();
+            for (int pass = 0; pass < 2; ++pass) {
+                if (pass == 0) keel::dequantize(keel::cpu{}, q, keel::rows(y.data(), 3, width)).or_throw();
+                else keel::dequantize(keel::cpu{}, c, keel::rows(y.data(), 3, width)).or_throw();
+                for (std::size_t i = 0; i < values.size(); ++i)
+                    CHECK(std::abs(y.data()[i] - values[i]) <= std::abs(values[i]) * 0x1.01p-4f + 0x1p-13f); // scales are below 2^-3
+            }
+        }
+    int64_t const count = 3, width = 37;
+    sparse<float> x(count * far_stride), scales(count * far_stride);
+    sparse<keel::e4m3> codes(count * far_stride);
+    if (x.data() == nullptr || scales.data() == nullptr || codes.data() == nullptr) {
+        WARN("no address space: skipped");
+        return;
+    }
+    guarded_matrix<float> near(count, width, 0, floats(data_kind::normal, count * width, 8)), y(count, width);
+    owned_blocks<keel::e4m3, keel::fp32_scale, 1, 128> want(count, width);
+    auto const X = keel::rows(x.data(), count, width, far_stride);
+    keel::row_blocks<> const q{keel::rows(codes.data(), count, width, far_stride), keel::rows(scales.data(), count, 1, far_stride)};
+    for (int64_t i = 0; i < count; ++i)
+        for (int64_t j = 0; j < width; ++j) X(i, j) = near.get(i, j);
+    keel::quantize<overflow::saturate>(keel::cpu{}, X, q).or_throw();
+    keel::quantize<overflow::saturate>(keel::cpu{}, near.view(), want.view()).or_throw();
+    keel::dequantize(keel::cpu{}, q, X).or_throw();
+    keel::dequantize(keel::cpu{}, want.view(), y.view()).or_throw();
+    for (int64_t i = 0; i < count; ++i)
+        for (int64_t j = 0; j < width; ++j) CHECK((q.codes(i, j).bits == want.codes.get(i, j).bits && X(i, j) == y.get(i, j)));
 }

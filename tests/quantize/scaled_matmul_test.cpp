@@ -139,3 +139,31 @@ TEST_CASE("scaled_matmul refuses what does not fit") {
           "scaled_matmul: b.codes has rows = 131, wanted 130 (bad_shape)");
     CHECK(c.at(0, 0) == 3.0);
 }
+
+TEST_CASE("e5m2 codes, alone and beside e4m3, within the bound; a workspace one byte short is refused") {
+    int64_t const m = 7, n = 33, k = 300;
+    guarded_matrix<float> x(m, k, 0, floats(data_kind::mixed_scales, m * k, 5)), w(n, k, 0, floats(data_kind::normal, n * k, 6));
+    guarded_matrix<keel::e5m2> xc(m, k), wc(n, k);
+    guarded_matrix<float> xs(m, 3), ws(1, 3);
+    quantised<keel::fp32_scale, 128, 128> w4(w);
+    keel::row_blocks<keel::e5m2> const a{xc.view(), xs.view()};
+    keel::tile_blocks<keel::e5m2> const b{wc.view(), ws.view()};
+    keel::quantize<keel::overflow::saturate>(keel::cpu{}, x.view(), a).or_throw();
+    keel::quantize<keel::overflow::saturate>(keel::cpu{}, w.view(), b).or_throw();
+    scratch memory(keel::scaled_matmul_workspace(keel::cpu{}, m, n, k)), less(keel::scaled_matmul_workspace(keel::cpu{}, m, n, k) - 1);
+    guarded_matrix<float> c(m, n), slow(m, n), mixed(m, n), mixed_slow(m, n);
+    CHECK(keel::scaled_matmul(keel::cpu{}, a, transposed(b), c.view(), {}, less.get()).code == keel::status_code::small_workspace);
+    CHECK(c.contents() == slow.contents());
+    keel::scaled_matmul(keel::cpu{}, a, transposed(b), c.view(), {}, memory.get()).or_throw();
+    keel::scaled_matmul(keel::reference{}, a, transposed(b), slow.view()).or_throw();
+    keel::scaled_matmul(keel::cpu{}, a, transposed(w4.view()), mixed.view(), {}, memory.get()).or_throw();
+    keel::scaled_matmul(keel::reference{}, a, transposed(w4.view()), mixed_slow.view()).or_throw();
+    CHECK((c.contents() == slow.contents() && mixed.contents() == mixed_slow.contents()));
+    auto const left = [&](int64_t i, int64_t p) { return xc.at(i, p) * xs.at(i, p / 128); };
+    check_product(c, k, left, [&](int64_t p, int64_t j) { return wc.at(j, p) * ws.at(0, p / 128); }, 0, 0);
+    check_product(mixed, k, left, [&](int64_t p, int64_t j) { return w4.at(j, p); }, 0, 0);
+    xc.set(2, 5, keel::e5m2{0x7c}); // Inf stays visible in its row
+    keel::scaled_matmul(keel::cpu{}, a, transposed(b), c.view(), {}, memory.get()).or_throw();
+    CHECK(!std::isfinite(c.at(2, 3)));
+    CHECK(c.get(1, 3) == slow.get(1, 3));
+}
