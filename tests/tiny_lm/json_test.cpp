@@ -43,8 +43,15 @@ TEST_CASE("JSON strings are read and written") {
     CHECK(string_in(R"("\"\\\/\b\f\n\r\t")") == "\"\\/\b\f\n\r\t");
     CHECK(string_in(R"("\u0041\u00e9\u20ac\ud83d\ude00")") == "A\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
     std::string all;
-    for (int c = 0; c < 256; ++c) all += static_cast<char>(c);
+    for (int c = 0; c < 128; ++c) all += static_cast<char>(c);
+    all += "\xc2\x80\xc3\xa9\xe2\x82\xac\xed\x9f\xbf\xf0\x9f\x98\x80\xf4\x8f\xbf\xbf";
     CHECK(string_in(json_string(all)) == all);
+    // What is no UTF-8 (a lone byte, an overlong form, a surrogate, too large, cut off): a replacement for each byte.
+    for (std::string bad : {"\x80", "\xff", "\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82"}) {
+        std::string want = "<";
+        for (std::size_t i = 0; i < bad.size(); ++i) want += "\xef\xbf\xbd";
+        CHECK(string_in(json_string("<" + bad + ">")) == want + ">");
+    }
 }
 
 TEST_CASE("what is not JSON is refused") {

@@ -25,8 +25,8 @@ template <class W, class Y> struct embedding_row {
     }
 };
 
-/// Columns of the table's gradient that are summed at once, token after token, in a strip that stays in the nearest cache.
-/// Shorter strips ask for memory past their end in vain: half as wide takes twice as long.
+/// Columns of the table's gradient that are summed at once, token after token, in a strip of 16 KB on the stack.
+/// Measured with one frequent id and 4096 columns: strips half as wide took twice as long.
 inline constexpr int64_t embedding_strip = 4096;
 
 /// dtable[id] = sum of dy over the tokens with that id, in ascending token order, from +0. An item is one id's strip of

@@ -1,7 +1,7 @@
 // The product of two block-scaled matrices, promoted to fp32 at every block.
 #pragma once
 
-#include <keel/backend/product_set.hpp>
+#include <keel/backend/matmul.hpp>
 #include <keel/backend/row_memory.hpp>
 #include <keel/core/validate.hpp>
 #include <keel/quantize/block_scaled.hpp>
