@@ -1,8 +1,9 @@
-// Block-scaled quantisation and its inverse. Kernels: quantize_rows.hpp; scales: scale_rule.hpp; types: block_scaled.hpp.
+// Block-scaled quantisation and its inverse. Kernels: quantize_rows.hpp, quantize_columns.hpp; scales: scale_rule.hpp; types: block_scaled.hpp.
 #pragma once
 
 #include <keel/backend/concepts.hpp>
 #include <keel/core/validate.hpp>
+#include <keel/quantize/quantize_columns.hpp>
 #include <keel/quantize/quantize_rows.hpp>
 
 namespace keel {
@@ -37,9 +38,14 @@ template <overflow Overflow, class Rule, class B, class X, class Code, class Sca
 void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows, Columns> out, quantize_options options,
                       report* report) {
     if (report != nullptr) add_shared(report->elements, x.size());
-    be.for_rows(out.scale_rows(x.extent[0]), x.extent[1] * Rows,
-                quantize_strip<std::remove_const_t<X>, Code, Scale, Rows, Columns, Overflow, Rule>{
-                    x, out, options.policy, report});
+    int64_t const strips = out.scale_rows(x.extent[0]), size = x.extent[1] * Rows;
+    using value = std::remove_const_t<X>;
+    if constexpr (Columns == 1)
+        be.for_rows(strips, size,
+                    quantize_column_strip<value, Code, Scale, Rows, Overflow, Rule>{x, out, options.policy, report});
+    else
+        be.for_rows(strips, size, quantize_strip<value, Code, Scale, Rows, Columns, Overflow, Rule>{
+                                      x, out, options.policy, report});
 }
 
 /// Quantises a matrix to codes with one scale a block: quantize<overflow::saturate>(be, x, out), or by another rule than the default
@@ -86,7 +92,8 @@ status quantize(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows, Colum
 /// Shapes         x and both codes [rows, columns], each with the scales of its own blocks.
 /// Report         counts both: each element twice.
 /// Aliasing       the four outputs have memory of their own, apart from x and from each other.
-/// Cost           2 sizeof(X) + 2 bytes an element: two passes.
+/// Cost           sizeof(X) + 2 bytes an element where the blocks are 1 x C and R x 1 with C a divisor of 1024: one pass over x,
+///                strips of R rows by 1024 columns staying in cache. Other shapes: two passes.
 template <overflow Overflow, class Rule = scale_rules::round_up, row_backend B, class X, class Code, class Scale,
           int RowsA, int ColumnsA, int RowsB, int ColumnsB>
 status quantize_pair(B const& be, view<X, 2> x, block_scaled<Code, Scale, RowsA, ColumnsA> along_rows,
@@ -101,8 +108,15 @@ status quantize_pair(B const& be, view<X, 2> x, block_scaled<Code, Scale, RowsA,
     check.disjoint("along_columns.scales", along_columns.scales, along_rows.codes);
     check.disjoint("along_columns.scales", along_columns.scales, along_rows.scales);
     if (!check.ok() || x.empty()) return check.result;
-    quantize_checked<Overflow, Rule>(be, x, along_rows, options, report);
-    quantize_checked<Overflow, Rule>(be, x, along_columns, options, report);
+    if constexpr (RowsA == 1 && ColumnsB == 1 && column_stretch % ColumnsA == 0) {
+        if (report != nullptr) add_shared(report->elements, 2 * x.size());
+        be.for_rows(along_columns.scale_rows(x.extent[0]), x.extent[1] * RowsB,
+                    quantize_pair_strip<std::remove_const_t<X>, Code, Scale, ColumnsA, RowsB, Overflow, Rule>{
+                        x, along_rows, along_columns, options.policy, report});
+    } else {
+        quantize_checked<Overflow, Rule>(be, x, along_rows, options, report);
+        quantize_checked<Overflow, Rule>(be, x, along_columns, options, report);
+    }
     return check.result;
 }
 

@@ -1,0 +1,127 @@
+// Blocks one column wide, walked row by row: a stretch of columns keeps its largest magnitudes and then its multipliers on the stack,
+// so that memory is read in the order in which it lies. The bits are those of quantize_rows.hpp's walk.
+#pragma once
+
+#include <keel/quantize/quantize_rows.hpp>
+
+namespace keel::inline KEEL_ABI {
+
+/// Columns of one stretch: two lines of the stack's floats, and Rows of x that stay in the second-level cache.
+inline constexpr int64_t column_stretch = 1024;
+
+/// One strip: the blocks over rows [strip * Rows, ...), each of Rows elements of a column.
+template <class X, class Code, class Scale, int Rows, overflow Overflow, class Rule> struct quantize_column_strip {
+    view<X const, 2> x;
+    block_scaled<Code, Scale, Rows, 1> out;
+    non_finite_policy policy;
+    keel::report* report;
+
+    template <class G> KEEL_FN void operator()(G const& g, int64_t strip) const {
+        if (report != nullptr)
+            walk<true>(g, strip);
+        else
+            walk<false>(g, strip);
+    }
+
+private:
+    template <bool Counting, class G> KEEL_FN void walk(G const& g, int64_t strip) const {
+        int64_t const first = strip * Rows, end = x.extent[0], last = first + Rows < end ? first + Rows : end;
+        quantize_tally<G, typename G::words> tally;
+        for (int64_t column = 0; column < x.extent[1]; column += column_stretch) {
+            int64_t const left = x.extent[1] - column;
+            stretch<Counting>(g, strip, first, last, column, left < column_stretch ? left : column_stretch, tally);
+        }
+        if constexpr (Counting) tally.give(g, *report);
+    }
+
+    template <bool Counting, class G, class Tally>
+    KEEL_FN void stretch(G const& g, int64_t strip, int64_t first, int64_t last, int64_t column, int64_t n,
+                         Tally& tally) const {
+        using F = typename G::value;
+        using U = typename G::words;
+        alignas(64) float top[std::size_t{column_stretch}]; // magnitudes, as floats; then the multipliers
+        largest(g, first, last, column, n, &top[0], [](F const& v) { return magnitude(v); });
+        U bad(0u);
+        g.each(n, [&](auto at) { bad = umax(bad, g.inside(at, magnitude(g.load(&top[0], at)))); });
+        bool const finite = g.max_bits(bad) < infinity_bits;
+        if (!finite && policy == non_finite_policy::isolate)
+            largest(g, first, last, column, n, &top[0], [](F const& v) { return finite_magnitude(v); });
+
+        g.each(n, [&](auto at) {
+            column_block<G, decltype(at)> const b{g, at, n};
+            block_scale<F> const s = Rule::template of<X, Code, F>(Scale{}, magnitude(g.load(&top[0], at)));
+            if constexpr (std::is_same_v<Scale, e8m0_scale>)
+                b.template put<overflow::to_nonfinite, rounding::toward_zero>(out.scales.at(strip) + column, s.scale);
+            else
+                b.put(out.scales.at(strip) + column, s.scale);
+            if constexpr (Counting) tally.add_scale(b, s.scale);
+            g.store(&top[0], at, s.multiplier);
+        });
+        for (int64_t row = first; row < last; ++row) {
+            X const* const from = x.at(row) + column;
+            Code* const to = out.codes.at(row) + column;
+            if (Rule::bounded && finite)
+                g.each(n, [&](auto at) {
+                    column_block<G, decltype(at)> const b{g, at, n};
+                    encode_scaled<Code, Counting>(g, b, from, to, g.load(&top[0], at), tally.flushed);
+                });
+            else
+                g.each(n, [&](auto at) {
+                    F const v = g.load(from, at), scaled = v * g.load(&top[0], at);
+                    g.template store<Overflow>(to, at, scaled);
+                    if constexpr (Counting) tally.template add_elements<Code>(v, scaled);
+                });
+        }
+    }
+
+    /// top[j] = the largest of size(x) in column j, four rows at a time.
+    template <class G, class Size>
+    KEEL_FN void largest(G const& g, int64_t first, int64_t last, int64_t column, int64_t n, float* top,
+                         Size size) const {
+        auto const of = [&](int64_t row, auto at) { return size(g.load(x.at(row) + column, at)); };
+        g.each(n, [&](auto at) { g.store(top, at, as_float(of(first, at))); });
+        int64_t row = first + 1;
+        for (; row + 4 <= last; row += 4)
+            g.each(n, [&](auto at) {
+                auto const pair = umax(of(row, at), of(row + 1, at)), other = umax(of(row + 2, at), of(row + 3, at));
+                g.store(top, at, as_float(umax(umax(pair, other), magnitude(g.load(top, at)))));
+            });
+        for (; row < last; ++row)
+            g.each(n, [&](auto at) { g.store(top, at, as_float(umax(of(row, at), magnitude(g.load(top, at))))); });
+    }
+};
+
+/// The strip of rows that blocks of RowsB x 1 cover, quantised both ways stretch by stretch: x is read from memory once, then from
+/// the cache. 1 x ColumnsA blocks lie whole in a stretch.
+template <class X, class Code, class Scale, int ColumnsA, int RowsB, overflow Overflow, class Rule>
+struct quantize_pair_strip {
+    static_assert(column_stretch % ColumnsA == 0);
+    view<X const, 2> x;
+    block_scaled<Code, Scale, 1, ColumnsA> along_rows;
+    block_scaled<Code, Scale, RowsB, 1> along_columns;
+    non_finite_policy policy;
+    keel::report* report;
+
+    template <class G> KEEL_FN void operator()(G const& g, int64_t strip) const {
+        int64_t const first = strip * RowsB, end = x.extent[0], count = first + RowsB < end ? RowsB : end - first;
+        for (int64_t column = 0; column < x.extent[1]; column += column_stretch) {
+            int64_t const left = x.extent[1] - column, n = left < column_stretch ? left : column_stretch;
+            view<X const, 2> const part = columns(slice(x, first, count), column, n);
+            quantize_strip<X, Code, Scale, 1, ColumnsA, Overflow, Rule> const by_row{
+                part,
+                {columns(slice(along_rows.codes, first, count), column, n),
+                 columns(slice(along_rows.scales, first, count), column / ColumnsA, along_rows.scale_columns(n))},
+                policy,
+                report};
+            for (int64_t row = 0; row < count; ++row) by_row(g, row);
+            quantize_column_strip<X, Code, Scale, RowsB, Overflow, Rule>{
+                part,
+                {columns(slice(along_columns.codes, first, count), column, n),
+                 columns(slice(along_columns.scales, strip, 1), column, n)},
+                policy,
+                report}(g, 0);
+        }
+    }
+};
+
+} // namespace keel::inline KEEL_ABI
