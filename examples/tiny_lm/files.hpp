@@ -77,6 +77,7 @@ inline bool write_all(int file, std::span<std::byte const> bytes) {
 /// The file that a path means: links are followed, also to a file that does not exist yet.
 inline std::filesystem::path behind_links(std::filesystem::path path) {
     std::error_code failed;
+    path = std::filesystem::absolute(path, failed); // of names that do not exist yet, too
     for (int links = 0; links < 40 && std::filesystem::is_symlink(path, failed); ++links)
         path = path.parent_path() / std::filesystem::read_symlink(path, failed); // an absolute target replaces it all
     auto const canonical = std::filesystem::weakly_canonical(path, failed);

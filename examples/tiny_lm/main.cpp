@@ -9,9 +9,7 @@
 // the line says), run.hpp (the whole run), outputs.hpp (where it may write).
 #include <cstdio>
 #include <exception>
-#include <new>
 #include <optional>
-#include <system_error>
 
 #include "corpus.hpp"
 #include "error.hpp"
@@ -26,15 +24,11 @@ namespace tiny_lm {
 namespace {
 
 /// The run that was asked for. False if some of its output could not be written.
-bool train(options const& run, std::optional<safetensors> const& checkpoint) try {
+bool train(options const& run, std::optional<safetensors> const& checkpoint) {
     check_outputs(run);
     corpus const text = read_corpus(run.text, run.sequence);
     require_memory(run, machine_memory());
     return (run.mode == precision::fp32 ? run_in_fp32 : run_in_bf16)(run, text, checkpoint);
-} catch (std::bad_alloc const&) {
-    throw complaint("memory", size_of_run(run), "no more than this machine lets a program have");
-} catch (std::system_error const&) {
-    throw complaint("--threads", shortest(run.threads), "no more than this machine can start");
 }
 
 bool main_program(int argc, char** argv) {

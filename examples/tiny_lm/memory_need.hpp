@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include <unistd.h>
@@ -35,9 +36,11 @@ inline std::string size_of_run(options const& run) {
            shortest(run.batch * run.sequence) + " tokens a step";
 }
 
-/// Bytes of memory in this machine.
+/// Bytes of memory in this machine; infinite where the system does not say.
 inline double machine_memory() {
-    return static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+    long const pages = ::sysconf(_SC_PHYS_PAGES), size = ::sysconf(_SC_PAGESIZE);
+    if (pages <= 0 || size <= 0) return std::numeric_limits<double>::infinity();
+    return static_cast<double>(pages) * static_cast<double>(size);
 }
 
 /// user_error if the run needs more.

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <new>
 #include <optional>
 #include <string>
+#include <system_error>
 
 #include <keel/keel.hpp>
 
@@ -17,6 +19,7 @@
 #include "gzip.hpp"
 #include "health.hpp"
 #include "measure_peak.hpp"
+#include "memory_need.hpp"
 #include "options.hpp"
 #include "pace.hpp"
 #include "printable.hpp"
@@ -148,6 +151,20 @@ private:
     std::optional<double> gzip_;
     double peak_ = 0;
 };
+
+/// Makes the run, then runs it. What the machine does not have for making it is told as a refusal: nothing has been written yet.
+template <class Activation>
+bool run_training(options const& run, corpus const& text, std::optional<safetensors> const& checkpoint) {
+    std::optional<training_run<Activation>> training;
+    try {
+        training.emplace(run, text, checkpoint);
+    } catch (std::bad_alloc const&) {
+        throw complaint("memory", size_of_run(run), "no more than this machine lets a program have");
+    } catch (std::system_error const&) {
+        throw complaint("--threads", shortest(run.threads), "no more than this machine can start");
+    }
+    return (*training)();
+}
 
 /// One function for each storage of activations, each compiled in a file of its own. They return what the run returns.
 bool run_in_fp32(options const& run, corpus const& text, std::optional<safetensors> const& checkpoint);

@@ -1,6 +1,7 @@
 // Ctrl-C asks the run to stop after the current step, when everything can be saved; a second one ends it at once.
 #pragma once
 
+#include <atomic>
 #include <csignal>
 
 #include <signal.h>
@@ -33,16 +34,17 @@ public:
     explicit operator bool() const { return seen() != 0; }
 
 private:
-    static std::sig_atomic_t volatile& seen() {
-        static std::sig_atomic_t volatile flag = 0;
+    /// Set on whichever thread the signal comes to.
+    static std::atomic<int>& seen() {
+        static std::atomic<int> flag{0};
+        static_assert(std::atomic<int>::is_always_lock_free);
         return flag;
     }
     static void note(int signal) {
-        if (seen()) {
+        if (seen().exchange(1) != 0) {
             partial_file::remove_unfinished();
             _exit(128 + signal);
         }
-        seen() = 1;
     }
 
     struct sigaction old_interrupt_, old_terminate_;

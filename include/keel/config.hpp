@@ -72,8 +72,8 @@ static_assert(__cplusplus >= 202002L, "keel needs C++20");
 #define KEEL_BIT_1 0,
 #define KEEL_BIT_SECOND(a, b, ...) b
 #define KEEL_BIT_OF(junk_or_comma) KEEL_BIT_SECOND(junk_or_comma 1, 0, 0)
-#define KEEL_BIT__(value) KEEL_BIT_OF(KEEL_BIT_##value)
-#define KEEL_BIT(macro) KEEL_BIT__(macro)
+#define KEEL_BIT_AFTER(value) KEEL_BIT_OF(KEEL_BIT_##value)
+#define KEEL_BIT(macro) KEEL_BIT_AFTER(macro)
 #define KEEL_DIGITS_(a, b, c, d, e, f, g, h) _##a##b##c##d##e##f##g##h
 #define KEEL_DIGITS(a, b, c, d, e, f, g, h) KEEL_DIGITS_(a, b, c, d, e, f, g, h)
 #define KEEL_BITS(a, b, c, d, e, f, g, h)                                                                              \
@@ -86,8 +86,14 @@ static_assert(__cplusplus >= 202002L, "keel needs C++20");
               __ARM_FEATURE_MATMUL_INT8)
 #define KEEL_TAG_BITS_B                                                                                                \
     KEEL_BITS(__ARM_FEATURE_BF16, __ARM_FEATURE_SVE_BF16, __ARM_FEATURE_COMPLEX, __ARM_FEATURE_QRDMX,                  \
-              __ARM_FEATURE_FRINT, __ARM_FEATURE_CRC32, __ARM_FEATURE_RCPC, __ARM_FEATURE_SME)
-#define KEEL_TAG_BITS_C
+              __ARM_FEATURE_FRINT, __ARM_FEATURE_CRC32, __ARM_FEATURE_MOPS, __ARM_FEATURE_SME)
+// Some of these have values of their own, which come into the name as they are.
+#if defined(__ARM_FEATURE_RCPC)
+#define KEEL_TAG_RCPC __ARM_FEATURE_RCPC
+#else
+#define KEEL_TAG_RCPC 0
+#endif
+#define KEEL_TAG_BITS_C KEEL_DIGITS(KEEL_TAG_RCPC, KEEL_BIT(__ARM_FEATURE_CSSC), 0, 0, 0, 0, 0, 0)
 #define KEEL_TAG_BITS_D
 #else
 #define KEEL_TAG_BITS_A KEEL_BITS(__SSE3__, __SSSE3__, __SSE4_1__, __SSE4_2__, __POPCNT__, __SSE4A__, __MOVBE__, __LZCNT__)
@@ -97,7 +103,7 @@ static_assert(__cplusplus >= 202002L, "keel needs C++20");
               __AVX512VBMI2__, __AVX512VNNI__)
 #define KEEL_TAG_BITS_D                                                                                                \
     KEEL_BITS(__AVX512BITALG__, __AVX512VPOPCNTDQ__, __AVX512BF16__, __AVX512FP16__, __GFNI__, __AVXVNNI__, __APX_F__, \
-              __AVX10_2__)
+              __CMPCCXADD__)
 #endif
 
 #if defined(__CUDACC__)

@@ -7,7 +7,7 @@
 
 namespace keel {
 
-/// Counts every change of any result's bits. Two builds with the same bits_version agree with memcmp.
+/// Counts every change of any result's bits, from the first release on. Two releases with the same bits_version agree with memcmp.
 inline constexpr int bits_version = 1;
 
 } // namespace keel

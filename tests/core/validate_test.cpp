@@ -85,3 +85,15 @@ TEST_CASE("the first failure is the one that is told") {
     CHECK(validation("f").enough({nullptr, 0}, 64).result.message() == "f: workspace has bytes = 0, wanted 64 (small_workspace)");
     CHECK(keel::status{}.message() == "ok");
 }
+
+TEST_CASE("three dimensions are two where the rows follow each other, or where one of them is 1") {
+    float memory[64];
+    auto const flat = [&](keel::view<float, 3> v) { return keel::flattened(v); };
+    auto const dense = flat({memory, {2, 3, 4}, {12, 4, 1}});
+    CHECK((dense.extent[0] == 6 && dense.extent[1] == 4 && dense.stride[0] == 4));
+    auto const one_head = flat({memory, {4, 1, 3}, {16, 3, 1}}); // one head of a fused buffer
+    CHECK((one_head.extent[0] == 4 && one_head.stride[0] == 16 && one_head.at(2, 1) == memory + 33));
+    auto const one_token = flat({memory, {1, 4, 3}, {99, 5, 1}});
+    CHECK((one_token.extent[0] == 4 && one_token.stride[0] == 5));
+    CHECK(flat({memory, {2, 3, 4}, {13, 4, 1}}).extent[0] == -1);
+}

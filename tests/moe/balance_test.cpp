@@ -293,6 +293,26 @@ TEST_CASE("a ledger that commit never wrote is not trusted") {
     CHECK(std::string(keel::commit(be, l.state(), demand, {}).property) == "tokens");
 }
 
+TEST_CASE("counts that something wrote over are refused before they are added") {
+    keel::cpu be;
+    int64_t const most = std::numeric_limits<int64_t>::max();
+    layer l(4);
+    list a{10, 6, 5, 3};
+    keel::demand_counts const demand = demand_of(a, 12, 2);
+    a[0] = 1, a[2] = most; // the view is of this memory
+    layer const before = l;
+    CHECK(keel::commit(be, l.state(), demand, {}).code == keel::status_code::bad_state);
+    CHECK(l.same(before));
+    CHECK(keel::demand_from_counts(keel::vec(a.data(), 4), 12, 2, const_cast<keel::demand_counts&>(demand)).code ==
+          keel::status_code::bad_state);
+    a = {10, 6, 5, 3};
+    keel::commit(be, l.state(), demand, {}).or_throw();
+    for (int64_t bad : {most, int64_t{13}, int64_t{-1}}) {
+        l.state().pending(1) = bad;
+        CHECK(keel::commit(be, l.state(), demand, {.micro_batch = 1}).code == keel::status_code::bad_state);
+    }
+}
+
 TEST_CASE("one k a step, and 2^42 assignments") {
     keel::cpu be;
     layer l(4);

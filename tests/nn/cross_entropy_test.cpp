@@ -190,3 +190,25 @@ TEST_CASE("the gradient in place has the bits of separate memory") {
     CHECK(logits.contents() == d.contents());
     CHECK(logits.untouched());
 }
+
+TEST_CASE("without z-loss the square of a large lse does no harm, and options that are no numbers are refused") {
+    float x[2] = {1e20f, 0.0f}, loss[1], lse[1], dx[2];
+    int32_t const target[1] = {0};
+    auto const logits = keel::rows(&x[0], 1, 2);
+    auto const call = [&](keel::cross_entropy_options options) {
+        return keel::cross_entropy(keel::cpu{}, logits, keel::vec(&target[0], 1), keel::vec(&loss[0], 1),
+                                   {.lse = keel::vec(&lse[0], 1)}, options);
+    };
+    REQUIRE(call({}).ok());
+    CHECK(loss[0] == 0.0f);
+    REQUIRE(call({.z_loss = 1e-4f}).ok());
+    CHECK(std::isinf(loss[0]));
+    float const nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+    for (float bad : {nan, inf, -inf}) {
+        CHECK(call({.z_loss = bad}).code == keel::status_code::bad_option);
+        CHECK(call({.scale = bad}).code == keel::status_code::bad_option);
+        CHECK(keel::cross_entropy_backward(keel::cpu{}, logits, keel::vec(&target[0], 1), keel::cross_entropy_kept{keel::vec(&lse[0], 1)},
+                                           keel::rows(&dx[0], 1, 2), {.scale = bad})
+                  .code == keel::status_code::bad_option);
+    }
+}

@@ -7,6 +7,7 @@
 #include "temporary.hpp"
 
 #include <algorithm>
+#include <fstream>
 
 #include <sys/wait.h>
 
@@ -123,6 +124,21 @@ TEST_CASE("one file by two names is one file") {
     CHECK(same_file(folder.path("none"), folder.path("dangling")));
     CHECK(!same_file(file, folder.file("b", "x")));
     CHECK(!same_file(folder.path("none"), folder.path("none2")));
+}
+
+TEST_CASE("a relative name is one file however it is spelled, before it exists and after") {
+    temporary_folder const folder;
+    fs::path const before = fs::current_path();
+    fs::current_path(folder.path(""));
+    std::string const here = fs::current_path().string();
+    bool const same = same_file("fresh", "./fresh") && same_file("fresh", here + "/fresh") && !same_file("fresh", "other");
+    options run;
+    run.text = {"text"}, run.save = "fresh", run.log = "./fresh";
+    std::ofstream("text") << "some words";
+    std::string const refused = refusal(run);
+    fs::current_path(before);
+    CHECK(same);
+    CHECK(!refused.empty());
 }
 
 TEST_CASE("a checkpoint is saved over a checkpoint or in a new file") {

@@ -153,8 +153,8 @@ template <class T, matmul_backend B> int64_t gated_attention_backward_workspace(
 ///                lse = m + ln(sum p_j); y = o * sigmoid(gate). Products in the order of backend/matmul.hpp, the sum of p in THE
 ///                reduction order a tile, all fp32. p is summed unrounded, and rounded to the storage format for the product with v.
 /// Shapes         q, y [tokens, heads, head_dim]; k, v [tokens, kv_heads, head_dim], heads a multiple of kv_heads, head h on kv head
-///                h / (heads / kv_heads); gate [tokens, heads, 1] or [tokens, heads, head_dim] or absent; saved.lse [tokens, heads] or
-///                absent. Tokens and heads may have any stride: parts of fused projections, gates between the queries' heads.
+///                h / (heads / kv_heads); gate [tokens, heads, 1] or [tokens, heads, head_dim] or absent; saved.lse and saved.lse_rest [tokens,
+///                heads] or absent. Tokens and heads may have any stride: parts of fused projections, gates between the queries' heads.
 ///                documents: host int64 [count + 1], where documents start, from 0 to tokens; absent: one document. Empty ones are fine.
 /// Formats        float or bf16, one for q, k, v, gate and y. One rounding, to y.
 /// Bits           of a token depend on its document up to it alone: packed equals unpacked, and what comes later leaves no trace, be it
@@ -163,7 +163,7 @@ template <class T, matmul_backend B> int64_t gated_attention_backward_workspace(
 /// Non-finite     NaN in q, in the gate, or in a key that a query sees makes its head NaN, as do a score of +Inf and scores of nothing
 ///                but -Inf (lse is then -Inf). A score of -Inf beside finite ones has probability 0. NaN and Inf in a value that a
 ///                query sees reach that element; Inf with probability 0 is NaN.
-/// Aliasing       y and lse have memory of their own.
+/// Aliasing       y, what is saved and the telemetry have memory of their own.
 /// Workspace      gated_attention_workspace<T>(be, shape).
 /// Cost           4 * head_dim flops a query-key pair, plus one exponential.
 /// Source         Dao 2023 (FlashAttention-2) for the tiles; Qiu et al. 2025, "Gated Attention for Large Language Models", for the gate
@@ -230,7 +230,7 @@ status gated_attention(B const& be, view<Q, 3> q, std::type_identity_t<view<std:
 ///                then with p = e^((s - lse) - lse_rest), by tiles: ds = p * (dO . v - D); dq = scale * sum ds k; dk = scale * sum ds q;
 ///                dv = sum p dO. dk and dv sum over the heads of a group too. All sums fp32 in a fixed order (attention_tiles.hpp), each
 ///                gradient rounded once at the end; dO, p and ds are rounded to the storage format where a product takes them.
-/// Shapes         dy as y; q, k, v, gate, documents, y and saved.lse as in the forward. dq, dk, dv, dgate shaped like q, k, v, gate;
+/// Shapes         dy as y; q, k, v, gate, documents, y, saved.lse and saved.lse_rest as in the forward. dq, dk, dv, dgate shaped like q, k, v, gate;
 ///                they may be parts of one buffer, beside each other. All in the storage format.
 /// Error          without saved.lse_rest p carries the rounding of lse, 2^-24 |lse|, as a relative error: 6e-4 at logits of 1e4, 6 %
 ///                at 1e6 (as everywhere where only an fp32 lse is kept). qk_norm bounds logits by sqrt(head_dim) times the gains.

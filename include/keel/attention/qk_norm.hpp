@@ -19,9 +19,14 @@ struct qk_norm_options {
     rope_layout layout = rope_layout::half_pairs;
 };
 
+/// What the forward saved, as the backward reads it.
+struct qk_norm_kept {
+    view<float const, 2> rrms = {};
+};
 /// What the backward needs: 1 / rms of each head, [tokens, heads], fp32, caller-owned. Absent: not saved.
 struct qk_norm_saved {
     view<float, 2> rrms = {};
+    KEEL_FN constexpr operator qk_norm_kept() const { return {rrms}; }
 };
 
 template <class DY> struct qk_norm_gradients {
@@ -136,7 +141,7 @@ status qk_norm(B const& be, view<X, 3> x, view<D, 1> delta, rope_angles rope, vi
 /// Cost           reads dy and x twice for dx, and twice more for ddelta (once for each element of a pair).
 template <row_backend B, class DY, class X, class D>
 status qk_norm_backward(B const& be, view<DY, 3> dy, view<X, 3> x, view<D, 1> delta, rope_angles rope,
-                        qk_norm_saved saved, std::type_identity_t<qk_norm_gradients<std::remove_const_t<DY>>> out,
+                        qk_norm_kept saved, std::type_identity_t<qk_norm_gradients<std::remove_const_t<DY>>> out,
                         qk_norm_backward_options options = {}, workspace ws = {}) {
     using dy_format = std::remove_const_t<DY>;
     using x_format = std::remove_const_t<X>;

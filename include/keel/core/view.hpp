@@ -98,8 +98,9 @@ template <class T, int Rank> KEEL_FN constexpr view<T, Rank> impossible_view() {
     for (int d = 0; d < Rank; ++d) v.extent[d] = -1;
     return v;
 }
-/// [a, b, c] seen as [a*b, c]; needs stride[0] == extent[1] * stride[1]. Without it an impossible_view.
+/// [a, b, c] seen as [a*b, c]; needs stride[0] == extent[1] * stride[1], or one of the extents 1. Without it an impossible_view.
 template <class T> KEEL_FN constexpr view<T, 2> flattened(view<T, 3> v) {
+    if (v.extent[1] == 1) return {v.data, {v.extent[0], v.extent[2]}, {v.stride[0], v.stride[2]}};
     if (v.extent[0] > 1 && v.extent[1] > 0 && v.stride[0] != v.extent[1] * v.stride[1]) return impossible_view<T, 2>();
     return {v.data, {v.extent[0] * v.extent[1], v.extent[2]}, {v.stride[1], v.stride[2]}};
 }

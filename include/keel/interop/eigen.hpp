@@ -34,6 +34,9 @@ template <class Derived>
     requires std::derived_from<Derived, Eigen::PlainObjectBase<Derived>>
 auto eigen_view(Eigen::DenseBase<Derived>&&) = delete; ///< a temporary matrix would be gone
 
+template <class T, int Options, class Stride>
+auto eigen_view(Eigen::Ref<T const, Options, Stride>&&) = delete; ///< may hold a copy of its own
+
 /// A view as an unaligned Eigen map. Strides must not be negative.
 template <class T> KEEL_HOST auto eigen_map(view<T, 2> v) {
     using value = std::remove_const_t<T>;

@@ -84,12 +84,17 @@ KEEL_HOST void check_balance(validation& check, balance_state const& state) {
                   ledger.count(), "0 up to its room; zeroed memory is a fresh ledger");
     check.require(ledger.tokens() >= 0, status_code::bad_state, "state.ledger", "tokens", ledger.tokens(), "0 or more");
 }
+KEEL_HOST void check_pending(validation& check, balance_state const& state) {
+    for (int64_t e = 0; check.ok() && e < state.pending.extent[0]; ++e)
+        check.require(state.pending(e) >= 0 && state.pending(e) <= balance_ledger{state.ledger}.tokens(), status_code::bad_state,
+                      "state.pending", "count", state.pending(e), "0 up to the ledger's tokens");
+}
 /// Counts that no one has written to since they were counted: none outside [0, most], and together the total.
 template <class Stage> KEEL_HOST void check_counts(validation& check, char const* name, load_counts<Stage> const& c, int64_t most) {
     int64_t sum = 0;
     for (int64_t e = 0; check.ok() && e < c.experts(); ++e) {
         check.require(c[e] >= 0 && c[e] <= most, status_code::bad_state, name, "count", c[e], "0 up to the number of tokens");
-        sum += c[e];
+        if (check.ok()) sum += c[e];
     }
     if (check.ok() && sum != c.total()) check.fail(status_code::bad_state, name, "sum", sum, c.total());
 }
@@ -159,6 +164,7 @@ template <row_backend B> status commit(B const&, balance_state const& state, dem
         for (int64_t i = 0; check.ok() && i < ledger.count(); ++i)
             if (ledger.micro_batch(i) == key.micro_batch) return check.result;
     }
+    detail::check_pending(check, state);
     detail::check_counts(check, "demand", demand, demand.tokens());
     check.require(ledger.count() < ledger.room(), status_code::bad_state, "state.ledger", "room for micro-batches", ledger.room(),
                   "room for all of a step");

@@ -81,7 +81,7 @@ KEEL_HOST status demand_from_counts(view<int64_t, 1> counts, int64_t tokens, int
     for (int64_t e = 0; e < experts && check.ok(); ++e) {
         check.require(counts(e) >= 0 && counts(e) <= tokens, status_code::bad_state, "counts", "element", counts(e),
                       "0 up to the number of tokens");
-        sum += counts(e);
+        if (check.ok()) sum += counts(e);
     }
     if (check.ok() && sum != k * tokens) check.fail(status_code::bad_state, "counts", "sum", sum, k * tokens);
     if (!check.ok()) return check.result;

@@ -71,7 +71,7 @@ template <class B> KEEL_HOST void check_slots(validation& check, expert_slots wh
 /// Status         bad_shape (also rows that are not what the offsets end at), bad_stride, bad_pointer, overlap; on host backends
 ///                bad_option (a slot that is no row, a row that no assignment names or that two do). No workspace.
 /// Aliasing       expert_rows has memory of its own.
-/// Cost           reads x once from memory, writes expert_rows.
+/// Cost           reads x once from memory, writes expert_rows. The check of the slots is one pass over them on the calling thread.
 template <row_backend B, class X, class R> status dispatch(B const& be, view<X, 2> x, expert_slots where, view<R, 2> expert_rows) {
     static_assert(std::is_same_v<std::remove_const_t<X>, R>, "x and expert_rows share one format");
     validation check("dispatch");
@@ -91,7 +91,7 @@ template <row_backend B, class X, class R> status dispatch(B const& be, view<X, 
 /// Shapes         dexpert_rows [served.total(), width], dx [tokens, width], overwritten; columns adjacent. Formats as dispatch.
 /// Non-finite     stays in its token. Error: (k - 1) 2^-24 of the sum of magnitudes, and dx's rounding.
 /// Status         as dispatch. dx has memory of its own. No workspace.
-/// Cost           reads dexpert_rows once, writes dx.
+/// Cost           reads dexpert_rows once, writes dx; the slots as in dispatch.
 template <row_backend B, class R, class X>
 status dispatch_backward(B const& be, view<R, 2> dexpert_rows, expert_slots where, view<X, 2> dx) {
     static_assert(std::is_same_v<std::remove_const_t<R>, X>, "dexpert_rows and dx share one format");
@@ -115,7 +115,7 @@ status dispatch_backward(B const& be, view<R, 2> dexpert_rows, expert_slots wher
 /// Non-finite     stays in its token.
 /// Aliasing       y may be shared itself (same format, same strides). Otherwise outputs have memory of their own.
 /// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (slots, as dispatch). No workspace.
-/// Error          (k + 1) 2^-24 of the sum of |w_j O| and |h|, and y's rounding.
+/// Error          (k + 1) 2^-24 of the sum of |w_j O| and |h|, and y's rounding; where no partial result is subnormal or overflows.
 /// Cost           reads k rows and the shared one, writes one; the share terms cost no further pass.
 template <row_backend B, class O, class W, class S, class Y>
 status combine(B const& be, view<O, 2> expert_rows, expert_slots where, view<W, 2> weights, view<S, 2> shared, view<Y, 2> y,

@@ -35,6 +35,11 @@ KEEL_FN int64_t first_bad_target(view<int32_t const, 1> targets, int64_t column_
     return -1;
 }
 
+KEEL_HOST void check_cross_entropy(validation& check, cross_entropy_options const& options) {
+    check.require(magnitude(options.z_loss) < infinity_bits, status_code::bad_option, "options.z_loss", "a finite number");
+    check.require(magnitude(options.scale) < infinity_bits, status_code::bad_option, "options.scale", "a finite number");
+}
+
 /// The loss of each row of logits against its target.
 ///
 /// Formula        rest = log(sum(exp(x - max))), the sum in THE reduction order, fp32; loss = rest + (max - x[target]) + z_loss * lse^2,
@@ -43,9 +48,11 @@ KEEL_FN int64_t first_bad_target(view<int32_t const, 1> targets, int64_t column_
 /// Shapes         logits [rows, columns], targets [rows] (0 <= target < columns, or options.ignored), loss [rows] or absent,
 ///                saved.lse [rows], saved.lse_rest [rows] or absent. loss is in nats; divide by ln 2 for bits.
 /// Formats        logits float, bf16 or f16; loss and lse fp32.
-/// Status         bad_shape, bad_stride, bad_pointer, bad_option (a target out of range; on host backends).
+/// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (z_loss or scale not finite; a target out of range, on host
+///                backends).
 /// Non-finite     a NaN or +Inf among a row's logits gives lse = NaN or Inf and a non-finite loss for that row alone; -Inf logits
-///                are masked classes; a row of nothing but -Inf has lse = -Inf and a NaN loss and gradient.
+///                are masked classes; a row of nothing but -Inf has lse = -Inf and a NaN loss and gradient. With a z_loss, lse^2
+///                is Inf from |lse| = 1.8e19 on.
 /// Aliasing       outputs have memory of their own. No workspace.
 /// Cost           reads the logits twice (the second time from cache).
 template <row_backend B, class X, class T> status cross_entropy(B const& be, view<X, 2> logits, view<T, 1> targets,
@@ -64,6 +71,7 @@ template <row_backend B, class X, class T> status cross_entropy(B const& be, vie
     check.disjoint("saved.lse_rest", saved.lse_rest, logits, targets, loss, saved.lse);
     check.require(row_count == 0 || column_count > 0, status_code::bad_shape, "logits", "columns", column_count,
                   "1 or more");
+    check_cross_entropy(check, options);
     if (!check.ok()) return check.result;
     if constexpr (backend_traits<B>::space == memory_space::host)
         if (int64_t const bad = first_bad_target(targets, column_count, options.ignored); bad >= 0)
@@ -87,7 +95,7 @@ template <row_backend B, class X, class T> status cross_entropy(B const& be, vie
 /// Formats        logits and dlogits any of float, bf16 or f16.
 /// Error          |p - exact| <= 2^-21 up to 2051 columns with lse_rest, whatever the logits' size; without, 2^-24 |lse| p
 ///                more: 0.6 % at logits of 1e5.
-/// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (a target out of range; on host backends).
+/// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (as the forward).
 /// Non-finite     a row whose lse is not finite is NaN; a -Inf logit beside finite ones has p = 0.
 /// Aliasing       dlogits may be logits itself (same format, same strides); else memory of its own. No workspace.
 /// Cost           sizeof(X) + sizeof(DX) bytes an element.
@@ -104,6 +112,7 @@ status cross_entropy_backward(B const& be, view<X, 2> logits, view<T, 1> targets
         .unit_stride("dlogits", dlogits)
         .distinct("dlogits", dlogits);
     check.disjoint_or_same("dlogits", dlogits, logits).disjoint("dlogits", dlogits, targets, saved.lse, saved.lse_rest);
+    check_cross_entropy(check, options);
     if (!check.ok() || logits.empty()) return check.result;
     if constexpr (backend_traits<B>::space == memory_space::host)
         if (int64_t const bad = first_bad_target(targets, column_count, options.ignored); bad >= 0)

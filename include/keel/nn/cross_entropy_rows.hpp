@@ -47,7 +47,8 @@ template <class X> struct cross_entropy_row {
             return;
         }
         float const likelihood = add(sum.rest, sum.largest - load_element(logits.at(row, target)));
-        loss(row) = canonical(add(likelihood, mul(z_loss, mul(sum.value(), sum.value()))));
+        float const penalty = z_loss == 0.0f ? 0.0f : mul(z_loss, mul(sum.value(), sum.value())); // 0 * Inf would be NaN
+        loss(row) = canonical(add(likelihood, penalty));
     }
 };
 

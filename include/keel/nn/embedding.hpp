@@ -91,7 +91,7 @@ template <row_backend B, class W, class I, class Y> status embedding(B const& be
 ///                +0 (overwrite) or keep every bit (accumulate).
 /// Shapes         dy [tokens, width], ids [tokens] with 0 <= id < vocabulary, dtable [vocabulary, width]. Columns adjacent.
 /// Formats        dy float, bf16 or f16; sums and dtable fp32.
-/// Error          n tokens of one id: n 2^-24 sum|dy|.
+/// Error          n tokens of one id: n 2^-24 sum|dy| where no partial result is subnormal or overflows; one more rounding under accumulate.
 /// Status         bad_shape, bad_stride, bad_pointer, overlap, small_workspace, bad_option (an id out of range).
 /// Non-finite     NaN and Inf reach their id's column and no other.
 /// Aliasing       dtable has memory of its own.

@@ -32,7 +32,8 @@ template <matmul_backend B> int64_t linear_workspace(B const& be, int64_t tokens
 /// Formula        y[t, o] = sum over i of x[t, i] * w[o, i], in the matrix order (backend/matmul.hpp), fp32, one rounding to y.
 /// Shapes         x [tokens, inputs], w [outputs, inputs], y [tokens, outputs].
 /// Formats        x and w float, bf16 or f16 (both bf16 is the fast case); y float, bf16 or f16.
-/// Error          |y - exact| <= (inputs + 1) 2^-24 sum|x w| before the rounding to y.
+/// Error          |y - exact| <= (inputs + 1) 2^-24 sum|x w| before the rounding to y,
+///                where no partial result is subnormal or overflows.
 /// Status         bad_shape, bad_stride, bad_pointer, overlap, small_workspace. Non-finite values as matmul.
 /// Aliasing       y has memory of its own. Workspace: linear_workspace(be, tokens, inputs, outputs).
 /// Cost           2 tokens inputs outputs flops.
@@ -53,7 +54,8 @@ status linear(B const& be, view<X, 2> x, view<W, 2> w, view<Y, 2> y, workspace w
 ///                Any strides.
 /// Formats        dy, x and w float, bf16 or f16; dx in dy's format, rounded once; dw fp32.
 /// Error          |dx - exact| <= (outputs + 1) 2^-24 sum|dy w| before the rounding to dx; |dw - exact| <= (tokens + 1)
-///                2^-24 sum|dy x|, one more rounding under accumulate.
+///                2^-24 sum|dy x|, one more rounding under accumulate;
+///                where no partial result is subnormal or overflows.
 /// Status         bad_shape, bad_stride, bad_pointer, overlap, small_workspace. Non-finite values as matmul.
 /// Aliasing       outputs have memory of their own. Workspace: linear_workspace(be, tokens, inputs, outputs).
 /// Cost           2 tokens inputs outputs flops for each gradient.

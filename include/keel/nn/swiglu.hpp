@@ -45,7 +45,8 @@ template <row_backend B, class X, class U, class Y> status swiglu(B const& be, v
 ///                fp32, one rounding to each output.
 /// Shapes         dy, gate, up, out.dgate, out.dup [rows, width], columns adjacent. Both outputs are wanted.
 /// Formats        gate and up of one format, dy and the outputs of another: float, bf16, f16.
-/// Error          before the rounding to the output: dup 6e-7 relative; dgate 2^-20 |dy up|.
+/// Error          before the rounding to the output: dup 6e-7 relative; dgate 2^-20 |dy up|;
+///                where no partial result is subnormal or overflows.
 /// Status         bad_shape, bad_stride, bad_pointer, overlap.
 /// Non-finite     stays in its element: NaN where dy, gate or up is NaN, or where an Inf meets a 0.
 /// Aliasing       dgate may be gate itself and dup may be up itself (same format, same strides), one or both; else memory

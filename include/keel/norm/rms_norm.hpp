@@ -96,7 +96,7 @@ template <row_backend B, class X, class D, class Y> status rms_norm(B const& be,
 ///                added to.
 /// Error          |dx - exact| <= 2^-18 r (|g| + |u| mean|g u|) before the rounding to dx, up to 4099 columns; |ddelta -
 ///                exact| <= (68 + rows / 64) 2^-24 sum|dy u| (one more rounding under accumulate); both for the r that was
-///                saved.
+///                saved, where no partial result is subnormal or overflows.
 /// Status         bad_shape, bad_stride, bad_pointer, overlap, small_workspace.
 /// Non-finite     a NaN or Inf stays in its row of dx, and reaches its column of ddelta (from x or dy) or all (from r).
 /// Aliasing       out.dx may be dy itself when ddelta is absent; otherwise outputs have memory of their own.

@@ -8,7 +8,7 @@
 namespace keel {
 
 /// The smallest epsilon that adamw_step takes, 2^-63 (1.1e-19). (1 - beta2) g^2 vanishes in fp32 where g^2 < 2^-150 / (1 - beta2), which
-/// for no beta2 below 1 reaches above 2^-63: where v is lost, epsilon still holds m / epsilon at 1 or less. torch, without it, steps by
+/// for no beta2 below 1 reaches above 2^-63: where a gradient's square is lost, epsilon still holds that gradient / epsilon at 1 or less. torch, without it, steps by
 /// |g| / epsilon there.
 inline constexpr float least_adamw_epsilon = 0x1p-63f;
 

@@ -236,8 +236,8 @@ namespace detail {
 struct coefficients_access;
 }
 
-/// Steps for products whose operands are stored as T. Made by coefficients<Set, T>(), or by unsafe_coefficients<Set, T>(): no steps of
-/// one's own get here without a set, and so without a certificate.
+/// Steps for products whose operands are stored as T. Made by coefficients<Set, T>(), or by unsafe_coefficients<Set, T>(), together with
+/// the certificate of their set; read them, do not write them.
 template <scalar_format T> struct newton_schulz_coefficients {
     newton_schulz_step const* step = nullptr;
     int count = 0;

@@ -59,6 +59,7 @@ KEEL_FN constexpr block_scaled<Code, Scale, Columns, Rows> transposed(block_scal
 template <class Code, class Scale, int Rows, int Columns> KEEL_FN constexpr block_scaled<Code, Scale, Rows, Columns>
 slice(block_scaled<Code, Scale, Rows, Columns> q, int64_t first, int64_t count) {
     using scale_storage = typename block_scaled<Code, Scale, Rows, Columns>::scale_storage;
+    if (q.codes.absent() && q.scales.absent()) return q;
     if (first % Rows != 0) return {impossible_view<Code, 2>(), impossible_view<scale_storage, 2>()};
     return {slice(q.codes, first, count), slice(q.scales, first / Rows, (count + Rows - 1) / Rows)};
 }

@@ -37,12 +37,12 @@ int64_t scaled_matmul_workspace(B const& be, int64_t m, int64_t n, int64_t k, in
 /// Shapes         A [m, k] with blocks L wide along k, B [k, n] with blocks L high, C [m, n]. With codes q of X [t, i], W [o, i] and
 ///                dY [t, o] in tile and row blocks: Y = X W^T is scaled_matmul(x, transposed(w)), dX = dY W is (dy, w), and
 ///                dW = dY^T X is (transposed(dy_columns), x_columns).
-/// Formats        codes e4m3 or e5m2, scales of any kind; C float or bf16, rounded once.
+/// Formats        codes e4m3 or e5m2, scales of any kind; C float, bf16 or f16, rounded once.
 /// Error          |c - exact| <= (L + blocks + 2) * 2^-24 * sum |a b scales| before the rounding to C (each block is a chain of L fma,
 ///                then one fma a block), against the exact product of the decoded matrices, where every scale_a * scale_b is
 ///                a normal float. Below 2^-126 that product loses digits; past 2^128 it is Inf, and a zero block times it NaN:
 ///                operands whose scales multiply to less or more do not belong into one fp32 product.
-/// Status         bad_shape, overlap, small_workspace.
+/// Status         bad_shape, bad_stride, bad_pointer, bad_option (options.form), overlap, small_workspace.
 /// Non-finite     NaN codes or scales make their elements of C NaN.
 /// Workspace      scaled_matmul_workspace(be, m, n, k), with L as last argument where L is not 128.
 /// Source         the promotion that DeepGEMM does on Hopper every 128, here without the tensor core's short sum.
@@ -59,16 +59,14 @@ status scaled_matmul(B const& be, block_scaled<CodeA, ScaleA, RowsA, Block> a,
     check.disjoint("c", c, a.codes).disjoint("c", c, b.codes).disjoint("c", c, a.scales).disjoint("c", c, b.scales);
     check.require(options.form == product_form::full, status_code::bad_option, "options.form", "product_form::full");
     check.enough(ws, scaled_matmul_workspace(be, m, n, k, Block));
-    if (!check.ok() || c.empty()) return check.result;
+    if (!check.ok()) return check.result;
     product_set set;
     set.a = layout_of(a.codes), set.b = layout_of(b.codes), set.c = layout_of(c);
     set.m = m, set.n = n, set.k = k, set.options = options;
     using left = left_scales<typename ScaleA::storage, RowsA>;
     using right = right_scales<typename ScaleB::storage, ColumnsB>;
     promotion<left, right> const promote{Block, left{a.scales}, right{b.scales}};
-    matmul_service<B>::template run_promoted<std::remove_const_t<CodeA>, std::remove_const_t<CodeB>, C>(be, set,
-                                                                                                        promote, ws);
-    return check.result;
+    return matmul_promoted<std::remove_const_t<CodeA>, std::remove_const_t<CodeB>, C>(be, set, promote, ws);
 }
 
 } // namespace keel::inline KEEL_ABI

@@ -51,7 +51,7 @@ template <class Arch = native_arch, executor Executor = serial> class cpu {
 
     KEEL_FN int64_t concurrency() const {
         if constexpr (std::same_as<Executor, serial>) return 1;
-        else return executor_->concurrency() < 1 ? 1 : executor_->concurrency();
+        else return at_least_one(executor_->concurrency());
     }
     /// The same architecture on the calling thread: for work inside a task.
     KEEL_FN cpu<Arch, serial> alone() const { return cpu<Arch, serial>{}; }
@@ -61,9 +61,10 @@ template <class Arch = native_arch, executor Executor = serial> class cpu {
     template <class Kernel> KEEL_FN void for_rows(int64_t row_count, int64_t width, Kernel const& kernel) const {
         if (row_count <= 0) return;
         int64_t const smallest = 16384 / (width < 1 ? 1 : width) + 1;
-        int64_t per_chunk = (row_count + 4 * concurrency() - 1) / (4 * concurrency());
+        int64_t const workers = concurrency();
+        int64_t per_chunk = (row_count + 4 * workers - 1) / (4 * workers);
         if (per_chunk < smallest) per_chunk = smallest;
-        if (concurrency() == 1) per_chunk = row_count;
+        if (workers == 1) per_chunk = row_count;
         using chunk = cpu_row_chunk<Arch, Kernel>;
         chunk const context{kernel, row_count, per_chunk};
         run((row_count + per_chunk - 1) / per_chunk, {&chunk::run, &context});
@@ -72,7 +73,7 @@ template <class Arch = native_arch, executor Executor = serial> class cpu {
     /// task(i, worker) for each i in [0, n), on up to concurrency() workers; `worker` numbers them, so each can have its own
     /// scratch. Tasks must be independent. Inside a task use alone().
     template <class Task> KEEL_FN void for_tasks(int64_t n, Task const& task) const {
-        int64_t const workers = n < concurrency() ? n : concurrency();
+        int64_t const most = concurrency(), workers = n < most ? n : most;
         using chunk = cpu_task_chunk<Task>;
         chunk const context{task, n, workers};
         run(workers, {&chunk::run, &context});
@@ -85,6 +86,8 @@ template <class Arch = native_arch, executor Executor = serial> class cpu {
     }
 
   private:
+    KEEL_FN static int64_t at_least_one(int64_t n) { return n < 1 ? 1 : n; }
+
     Executor const* executor_;
 };
 template <executor Executor> cpu(Executor const&) -> cpu<native_arch, Executor>;

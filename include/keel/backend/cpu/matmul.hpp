@@ -2,6 +2,8 @@
 // How the work is cut: matmul_plan.hpp. In which order it is summed: backend/matmul.hpp.
 #pragma once
 
+#include <exception>
+
 #include <keel/backend/cpu/cpu.hpp>
 #include <keel/backend/cpu/matmul_plan.hpp>
 #include <keel/backend/cpu/packing.hpp>
@@ -209,8 +211,7 @@ template <class Arch, class Promotion> void multiply_set(chunk_runner be, produc
             if (row >= piece.product.m) row = 0, column += plan.outer_columns;
             if (column >= piece.product.n) column = 0, row = 0, ++item;
         }
-        KEEL_ASSERT(group.count > 0 || item == set.count); // the workspace has room for one piece
-        if (group.count == 0) return;
+        if (group.count == 0 && item < set.count) std::terminate(); // the workspace, which was checked, has room for one piece
         using group_type = product_group<Arch, Promotion>;
         for (group.depth_begin = 0; group.depth_begin == 0 || group.depth_begin < group.longest;
              group.depth_begin += plan.depth) {
@@ -238,12 +239,12 @@ struct cpu_matmul_service {
     }
     template <class A, class B, class C, class Arch, class E>
     static void run(cpu<Arch, E> const& be, product_set const& set, keel::workspace ws) {
-        run_planned<A, B, C>(be, set, plan_matmul<Arch>(set.m, set.n, set.k, set.count), no_promotion{}, ws);
+        run_planned<A, B, C>(be, set, plan_matmul<Arch>(set.m, set.n, set.k), no_promotion{}, ws);
     }
     template <class A, class B, class C, class Arch, class E, class ScaleA, class ScaleB>
     static void run_promoted(cpu<Arch, E> const& be, product_set const& set, promotion<ScaleA, ScaleB> const& scales,
                              keel::workspace ws) {
-        matmul_plan const plan = for_scale_blocks(plan_matmul<Arch>(set.m, set.n, set.k, set.count), scales.length);
+        matmul_plan const plan = for_scale_blocks(plan_matmul<Arch>(set.m, set.n, set.k), scales.length);
         run_planned<A, B, C>(be, set, plan, scaled_promotion<ScaleA, ScaleB>{scales}, ws);
     }
     /// With a plan of the caller's. A C with adjacent rows is computed as C^T, whose columns are adjacent.

@@ -19,13 +19,11 @@ struct matmul_plan {
     int64_t depth = 0;                         ///< k in one packed block
     int64_t block_rows = 0, block_columns = 0; ///< of C in one task
     int64_t outer_rows = 0, outer_columns = 0; ///< of C packed at once
-    int64_t together = 1;                      ///< products of a batch packed at once
 
     KEEL_FN std::string text() const {
         return "tile " + std::to_string(tile_rows) + "x" + std::to_string(tile_columns) + ", depth " +
                std::to_string(depth) + ", block " + std::to_string(block_rows) + "x" + std::to_string(block_columns) +
-               ", outer " + std::to_string(outer_rows) + "x" + std::to_string(outer_columns) + ", together " +
-               std::to_string(together);
+               ", outer " + std::to_string(outer_rows) + "x" + std::to_string(outer_columns);
     }
 };
 
@@ -73,8 +71,8 @@ KEEL_FN packed_sizes sizes_of_piece(matmul_plan const& plan, int64_t m, int64_t 
 }
 } // namespace detail
 
-/// The plan for `batch` products of [m, k] by [k, n].
-template <class Arch> KEEL_FN matmul_plan plan_matmul(int64_t m, int64_t n, int64_t k, int64_t batch = 1) {
+/// The plan for products of [m, k] by [k, n]. How many small ones are packed at once is what the workspace has room for.
+template <class Arch> KEEL_FN matmul_plan plan_matmul(int64_t m, int64_t n, int64_t k) {
     using namespace detail;
     matmul_plan plan;
     plan.tile_rows = tile_rows<Arch>;
@@ -84,9 +82,6 @@ template <class Arch> KEEL_FN matmul_plan plan_matmul(int64_t m, int64_t n, int6
     plan.block_rows = round_up(48, plan.tile_rows);
     plan.block_columns = round_up(512, plan.tile_columns);
     plan.outer_rows = plan.outer_columns = largest_outer;
-    packed_sizes const one = sizes_of_piece(plan, m, n, k);
-    int64_t const fit = shared_pass_bytes / larger(one.bytes(), 1);
-    plan.together = larger(1, smaller(smaller(batch, fit), most_pieces));
     return plan;
 }
 
@@ -102,8 +97,8 @@ KEEL_FN int64_t matmul_plan_bytes(matmul_plan const& plan, int64_t m, int64_t n,
                                           detail::sizes_of_piece(plan, n, m, k).bytes()));
 }
 
-/// Bytes that suffice for `batch` products of at most [m, k] by [k, n], with scale blocks of at most `length`: never less for a
-/// larger shape, though the depth of its plan may be smaller.
+/// Bytes that suffice for `batch` products of at most [m, k] by [k, n], with scale blocks of `length` (0: without): never less for
+/// a larger shape, though the depth of its plan may be smaller.
 template <class Arch>
 KEEL_FN int64_t most_matmul_bytes(int64_t m, int64_t n, int64_t k, int64_t batch = 1, int64_t length = 0) {
     using namespace detail;
