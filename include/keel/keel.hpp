@@ -40,5 +40,6 @@
 #include <keel/optim/adamw.hpp>
 #include <keel/optim/muon.hpp>
 #include <keel/optim/newton_schulz.hpp>
+#include <keel/quantize/delayed_scaling.hpp>
 #include <keel/quantize/quantize.hpp>
 #include <keel/quantize/scaled_matmul.hpp>

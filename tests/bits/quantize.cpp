@@ -29,5 +29,7 @@ int main() {
     cases<keel::row_blocks<keel::e4m3, keel::fp32_scale>>("1x128 fp32");
     cases<keel::column_blocks<keel::e5m2, keel::e8m0_scale>>("128x1 e8m0");
     cases<keel::tile_blocks<keel::e4m3, keel::power_of_two_scale>>("128x128 pow2");
+    cases<keel::block_scaled<keel::e4m3, keel::fp32_scale, 1, keel::whole>>("a row");
+    cases<keel::block_scaled<keel::e4m3, keel::fp32_scale, keel::whole, keel::whole>>("a tensor");
     return disagreements != 0;
 }

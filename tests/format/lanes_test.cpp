@@ -1,5 +1,6 @@
 // The same algorithm on lanes: slots and every pack that this build may use give the scalar's codes and values.
 #include <cstring>
+#include <future>
 #include <vector>
 
 #include "support/catch.hpp"
@@ -128,11 +129,12 @@ TEST_CASE("slots of packs give the scalar's codes and values") {
     check_lanes<slots<pack<native_arch>, 2>, false>("slots<pack, 2>");
 }
 
-template <class T> mismatches sweep_all_floats() {
+/// Floats whose upper half is in [first, last).
+template <class T> mismatches sweep_floats(uint32_t first, uint32_t last) {
     inputs block(1 << 16);
     mismatches bad;
     policy<overflow::saturate, rounding::nearest_even> const p;
-    for (uint32_t high = 0; high < 1u << 16; ++high) {
+    for (uint32_t high = first; high < last; ++high) {
         for (uint32_t low = 0; low < 1u << 16; ++low) block.x[low] = float_of((high << 16) | low);
         compare(codes_of<T, pack<native_arch>>(p, block), codes_of<T, float>(p, block), p.id, bad);
     }
@@ -141,9 +143,10 @@ template <class T> mismatches sweep_all_floats() {
 
 TEMPLATE_TEST_CASE("packs give the scalar's codes on all floats", "", bf16, f16, e4m3, e5m2) {
     if (!exhaustive()) return;
-    mismatches const bad = sweep_all_floats<TestType>();
-    INFO(bad);
-    CHECK(bad.count == 0);
+    auto positive = std::async(std::launch::async, sweep_floats<TestType>, 0u, 1u << 15);
+    mismatches const negative = sweep_floats<TestType>(1u << 15, 1u << 16), bad = positive.get();
+    INFO(bad << "; " << negative);
+    CHECK(bad.count + negative.count == 0);
 }
 
 } // namespace

@@ -1,10 +1,12 @@
-// Block-scaled quantisation and its inverse. Kernels: quantize_rows.hpp, quantize_columns.hpp; scales: scale_rule.hpp; types: block_scaled.hpp.
+// Block-scaled quantisation and its inverse. Kernels: quantize_rows.hpp, quantize_columns.hpp,
+// quantize_tensor.hpp; scales: scale_rule.hpp; types: block_scaled.hpp.
 #pragma once
 
 #include <keel/backend/concepts.hpp>
 #include <keel/core/validate.hpp>
 #include <keel/quantize/quantize_columns.hpp>
 #include <keel/quantize/quantize_rows.hpp>
+#include <keel/quantize/quantize_tensor.hpp>
 
 namespace keel {
 
@@ -20,6 +22,9 @@ template <class X, class Code, class Scale, int Rows, int Columns>
 KEEL_HOST void check_blocks(validation& check, char const* codes, char const* scales, view<X, 2> x,
                             block_scaled<Code, Scale, Rows, Columns> const& q) {
     using blocks = block_scaled<Code, Scale, Rows, Columns>;
+    if (Rows == whole || Columns == whole)
+        check.require(x.extent[0] <= whole && x.extent[1] <= whole, status_code::bad_shape, codes,
+                      "at most 2^31 - 1 rows and columns in a block");
     check.shape(codes, q.codes, x.extent[0], x.extent[1]).unit_stride(codes, q.codes);
     check.shape(scales, q.scales, blocks::scale_rows(x.extent[0]), blocks::scale_columns(x.extent[1]))
         .unit_stride(scales, q.scales);
@@ -38,9 +43,12 @@ template <overflow Overflow, class Rule, class B, class X, class Code, class Sca
 void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows, Columns> out, quantize_options options,
                       report* report) {
     if (report != nullptr) add_shared(report->elements, x.size());
-    int64_t const strips = out.scale_rows(x.extent[0]), size = x.extent[1] * Rows;
+    int64_t const strips = out.scale_rows(x.extent[0]), size = x.extent[1] * (Rows == whole ? x.extent[0] : Rows);
     using value = std::remove_const_t<X>;
-    if constexpr (Columns == 1)
+    if constexpr (Rows == whole && Columns == whole && backend_traits<B>::space == memory_space::host) {
+        view<value const, 2> const from = x;
+        quantize_tensor<Overflow, Rule>(be, from, out, tensor_amax(be, from, options.policy), report);
+    } else if constexpr (Columns == 1)
         be.for_rows(strips, size,
                     quantize_column_strip<value, Code, Scale, Rows, Overflow, Rule>{x, out, options.policy, report});
     else
@@ -60,7 +68,8 @@ void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows,
 ///                fp32_scale: scale = top / code_max, code = encode(x * (code_max / top));
 ///                power_of_two_scale and e8m0_scale: scale = the smallest 2^e with amax <= code_max * 2^e (e >= -126 in
 ///                fp32, >= -127 in e8m0), code = encode(x * 2^-e). Each division and product is one rounding in fp32.
-/// Shapes         x, codes [rows, columns]; scales [ceil(rows / Rows), ceil(columns / Columns)]. Any size; partial blocks at the ends.
+/// Shapes         x, codes [rows, columns]; scales [ceil(rows / Rows), ceil(columns / Columns)]. Any size; partial blocks at the ends;
+///                `whole` for a block as long as the matrix, up to 2^31 - 1.
 ///                Rows may be strided; columns adjacent.
 /// Formats        x float, bf16 or f16; codes e4m3 or e5m2. The product x * multiplier is rounded to fp32, then once to the code.
 /// Status         bad_shape, bad_stride, bad_pointer, overlap.

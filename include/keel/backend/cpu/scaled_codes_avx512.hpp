@@ -64,29 +64,36 @@ KEEL_FN __m512i load_32(bf16 const* p) { return _mm512_loadu_si512(p); }
 
 } // namespace detail
 
+/// What a block has after its first `done` elements.
+template <class Block> KEEL_FN Block rest_of(Block const& b, int64_t done) { return {b.i + done, b.count - done, b.index}; }
+
 template <avx512_arch A, class Block>
-    requires(Block::size % 32 == 0)
+    requires(Block::size >= 64)
 KEEL_FN bits_pack<A> largest_magnitude(cpu_row_group<A> const& g, Block const& b, bf16 const* p) {
     using U = bits_pack<A>;
-    if (b.count < Block::size) return largest_magnitude<cpu_row_group<A>, Block, bf16>(g, b, p);
     __m512i top = _mm512_setzero_si512();
-    for (int64_t k = 0; k < Block::size; k += 32) prefetch_read(p + b.i + k);
-    for (int64_t k = 0; k < Block::size; k += 32)
+    int64_t const count = b.count / 32 * 32;
+    if (Block::size <= 256)
+        for (int64_t k = 0; k < count; k += 32) prefetch_read(p + b.i + k);
+    for (int64_t k = 0; k < count; k += 32) {
+        if (Block::size > 256) prefetch_read(p + b.i + k);
         top = _mm512_max_epu16(top, _mm512_and_si512(detail::load_32(p + b.i + k), _mm512_set1_epi16(0x7fff)));
+    }
     __m512 even, odd;
     detail::widen(top, even, odd);
     using word = typename U::register_type;
-    return umax(U::of(word(_mm512_castps_si512(even))), U::of(word(_mm512_castps_si512(odd))));
+    U const largest = umax(U::of(word(_mm512_castps_si512(even))), U::of(word(_mm512_castps_si512(odd))));
+    if (count == b.count) return largest;
+    return umax(largest, largest_magnitude<cpu_row_group<A>, Block, bf16>(g, rest_of(b, count), p));
 }
 
 template <signed_byte_code Code, bool Counting, avx512_arch A, class Block>
-    requires(Block::size % 64 == 0)
+    requires(Block::size >= 64)
 KEEL_FN void encode_scaled(cpu_row_group<A> const& g, Block const& b, bf16 const* from, Code* to, pack<A> const& multiplier,
                            bits_pack<A>& flushed) {
-    if (b.count < Block::size)
-        return encode_scaled<Code, Counting, cpu_row_group<A>, Block, bf16>(g, b, from, to, multiplier, flushed);
     int64_t lost = 0;
-    for (int64_t k = 0; k < Block::size; k += 64) {
+    int64_t const count = b.count / 64 * 64;
+    for (int64_t k = 0; k < count; k += 64) {
         __m512i const first = detail::load_32(from + b.i + k), second = detail::load_32(from + b.i + k + 32);
         using codes = detail::byte_codes<Code>;
         __m512i const packed = _mm512_packus_epi16(codes::of_words(first, multiplier.v), codes::of_words(second, multiplier.v));
@@ -105,6 +112,8 @@ KEEL_FN void encode_scaled(cpu_row_group<A> const& g, Block const& b, bf16 const
         using word = typename bits_pack<A>::register_type;
         flushed = flushed + bits_pack<A>::of(word(_mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(lost))))); // in lane 0
     }
+    if (count < b.count)
+        encode_scaled<Code, Counting, cpu_row_group<A>, Block, bf16>(g, rest_of(b, count), from, to, multiplier, flushed);
 }
 
 } // namespace keel::inline KEEL_ABI
