@@ -14,7 +14,7 @@ template <class Q> void cases(char const* name) {
             guarded_matrix<keel::bf16> x(rows, columns, 1, floats(kind, rows * columns, 1));
             guarded_matrix<typename Q::code> codes(rows, columns, 1);
             guarded_matrix<typename Q::scale_storage> scales(Q::scale_rows(rows), Q::scale_columns(columns));
-            guarded_matrix<float> y(rows, columns);
+            guarded_matrix<keel::bf16> y(rows, columns);
             Q const q{codes.view(), scales.view()};
             keel::report report;
             keel::quantize<keel::overflow::saturate_finite>(be, x.view(), q, {}, &report).or_throw();

@@ -1,5 +1,5 @@
-// What a quantiser does with every element of a block, as two calls on a group: the largest magnitude, and the codes of the scaled
-// elements. The loops here are the definition; where a backend knows a quicker way to the same bits it overloads them
+// What a quantiser does with every element of a block, as calls on a group: the largest magnitude, the codes of the scaled elements,
+// and back. The loops here are the definition; where a backend knows a quicker way to the same bits it overloads them
 // (cpu/scaled_codes_avx512.hpp).
 #pragma once
 
@@ -29,6 +29,12 @@ KEEL_FN void encode_scaled(G const& g, Block const& b, X const* from, Code* to, 
             flushed = flushed + select(both(is_zero, gt(magnitude(v), U(0u))), U(1u), U(0u));
         }
     });
+}
+
+/// y = decode(code) * scale for the block's elements: one product in fp32, one rounding to y.
+template <class G, class Block, class Code, class Y>
+KEEL_FN void decode_scaled(G const& g, Block const& b, Code const* from, Y* to, typename G::value const& scale) {
+    b.each([&](auto at) { g.store(to, at, g.load(from, at) * scale); });
 }
 
 } // namespace keel::inline KEEL_ABI

@@ -151,7 +151,7 @@ template <class Code, class Scale, int Rows, int Columns, class Y> struct dequan
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
         each_block<Columns>(g, y.extent[1], [&](auto const& b) {
             auto const scale = b.spread(b.get(in.scales.at(row / Rows)));
-            b.each([&](auto at) { g.store(y.at(row), at, g.load(in.codes.at(row), at) * scale); });
+            decode_scaled(g, b, in.codes.at(row), y.at(row), scale);
         });
     }
 };

@@ -60,6 +60,33 @@ template <class Code> struct byte_codes {
     }
 };
 
+/// The bf16 words of the codes 0 ... 127, all of them exact.
+template <class Code> struct bf16_words_of {
+    uint16_t word[128];
+    constexpr bf16_words_of() : word{} {
+        for (uint32_t code = 0; code < 128; ++code) word[code] = encode<bf16>(decode(from_word<Code>(code))).bits;
+    }
+};
+template <class Code> alignas(64) inline constexpr bf16_words_of<Code> bf16_table;
+
+/// 32 codes in the low bytes of words to bf16 words.
+template <class Code> KEEL_FN __m512i bf16_words(__m512i codes) {
+    uint16_t const* const table = bf16_table<Code>.word;
+    auto const quarter = [&](int i) { return _mm512_load_si512(table + 32 * i); };
+    __m512i const low = _mm512_permutex2var_epi16(quarter(0), codes, quarter(1));
+    __m512i const high = _mm512_permutex2var_epi16(quarter(2), codes, quarter(3));
+    __m512i const magnitudes = _mm512_mask_blend_epi16(_mm512_test_epi16_mask(codes, _mm512_set1_epi16(0x40)), low, high);
+    __m512i const signs = _mm512_and_si512(_mm512_slli_epi16(codes, 8), _mm512_set1_epi16(static_cast<short>(0x8000)));
+    return _mm512_or_si512(magnitudes, signs);
+}
+/// To bf16 in the upper half of each word, nearest even; NaN becomes the one NaN.
+KEEL_FN __m512i rounded_up_half(__m512 v) {
+    __m512i const u = _mm512_castps_si512(v);
+    __m512i const odd = _mm512_and_si512(_mm512_maskz_srli_epi32(0xffff, u, 16), _mm512_set1_epi32(1));
+    __m512i const sum = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    return _mm512_mask_mov_epi32(sum, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fff0000));
+}
+
 KEEL_FN __m512i load_32(bf16 const* p) { return _mm512_loadu_si512(p); }
 
 } // namespace detail
@@ -114,6 +141,24 @@ KEEL_FN void encode_scaled(cpu_row_group<A> const& g, Block const& b, bf16 const
     }
     if (count < b.count)
         encode_scaled<Code, Counting, cpu_row_group<A>, Block, bf16>(g, rest_of(b, count), from, to, multiplier, flushed);
+}
+
+template <signed_byte_code Code, avx512_arch A, class Block>
+    requires(Block::size >= 64)
+KEEL_FN void decode_scaled(cpu_row_group<A> const& g, Block const& b, Code const* from, bf16* to, pack<A> const& scale) {
+    int64_t const count = b.count / 32 * 32;
+    for (int64_t k = 0; k < count; k += 32) {
+        prefetch_read(from + b.i + k);
+        prefetch_write(to + b.i + k);
+        __m256i const bytes = _mm256_loadu_si256(reinterpret_cast<__m256i const*>(from + b.i + k));
+        __m512 even, odd;
+        detail::widen(detail::bf16_words<Code>(_mm512_maskz_cvtepu8_epi16(0xffffffffu, bytes)), even, odd);
+        __m512i const low = detail::rounded_up_half(_mm512_mul_ps(even, scale.v)),
+                      high = detail::rounded_up_half(_mm512_mul_ps(odd, scale.v));
+        __m512i const words = _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_maskz_srli_epi32(0xffff, low, 16), high);
+        _mm512_storeu_si512(to + b.i + k, words);
+    }
+    if (count < b.count) decode_scaled<cpu_row_group<A>, Block, Code, bf16>(g, rest_of(b, count), from, to, scale);
 }
 
 } // namespace keel::inline KEEL_ABI
