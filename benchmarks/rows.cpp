@@ -94,6 +94,19 @@ template <class Blocks> void quantise(benchmark::State& state) {
     report counts;
     measure(state, n * width * 3, [&] { quantize<overflow::saturate>(cpu{}, x.all(), Blocks{codes.all(), scales.all()}, {}, &counts).or_throw(); });
 }
+/// Along the rows and along the columns, in one pass.
+void quantise_pair(benchmark::State& state) {
+    int64_t const n = row_count(state);
+    buffer<bf16> x(n, width);
+    buffer<e4m3> a(n, width), b(n, width);
+    buffer<float> a_scales(n, row_blocks<>::scale_columns(width)), b_scales(column_blocks<>::scale_rows(n), width);
+    report counts;
+    measure(state, n * width * 4, [&] {
+        quantize_pair<overflow::saturate>(cpu{}, x.all(), row_blocks<>{a.all(), a_scales.all()}, column_blocks<>{b.all(), b_scales.all()},
+                                          {}, &counts)
+            .or_throw();
+    });
+}
 template <class Blocks> void dequantise(benchmark::State& state) {
     int64_t const n = row_count(state);
     buffer<bf16> y(n, width);
@@ -120,6 +133,8 @@ BENCHMARK(norm_backward)->KEEL_SIZES;
 BENCHMARK(quantise<row_blocks<e4m3, fp32_scale>>)->KEEL_SIZES;
 BENCHMARK(quantise<row_blocks<e4m3, e8m0_scale>>)->KEEL_SIZES;
 BENCHMARK(quantise<column_blocks<e4m3, fp32_scale>>)->KEEL_SIZES;
+BENCHMARK(quantise<block_scaled<e4m3, fp32_scale, whole, whole>>)->KEEL_SIZES;
+BENCHMARK(quantise_pair)->KEEL_SIZES;
 BENCHMARK(dequantise<row_blocks<e4m3, fp32_scale>>)->KEEL_SIZES;
 BENCHMARK(swiglu_forward)->KEEL_SIZES;
 BENCHMARK(loss_forward)->KEEL_SIZES;

@@ -31,6 +31,37 @@ KEEL_FN void encode_scaled(G const& g, Block const& b, X const* from, Code* to, 
     });
 }
 
+// The same for columns, each with a scale of its own: n of them beside each other, their numbers in arrays of floats.
+
+/// top[j] = max(top[j], |x|) over `rows` rows of column j, the first at p; magnitudes as floats, NaN above Inf above all.
+template <class G, class X>
+KEEL_FN void raise_largest(G const& g, X const* p, int64_t pitch, int64_t rows, int64_t n, float* top) {
+    g.each(n, [&](auto at) {
+        auto largest = magnitude(g.load(static_cast<float const*>(top), at));
+        for (int64_t row = 0; row < rows; ++row) largest = umax(largest, magnitude(g.load(p + row * pitch, at)));
+        g.store(top, at, as_float(largest));
+    });
+}
+
+/// Brings n multipliers into the order in which encode_columns<X, Code> of this group wants them.
+template <class X, class Code, class G> KEEL_FN void arrange_multipliers(G const&, float*, int64_t) {}
+
+/// codes of a row: code = encode_bounded(x * multiplier of the column), flushed as in encode_scaled. All finite and within range.
+template <bool Counting, class G, class X, class Code>
+KEEL_FN void encode_columns(G const& g, X const* from, Code* to, int64_t n, float const* multipliers,
+                            typename G::words& flushed) {
+    using U = typename G::words;
+    g.each(n, [&](auto at) {
+        auto const v = g.load(from, at);
+        U const code = encode_bounded_words<Code>(v * g.load(multipliers, at));
+        g.store_code(to, at, code);
+        if constexpr (Counting) {
+            auto const is_zero = eq(code & U(format_traits<Code>::magnitude_code), U(0u));
+            flushed = flushed + select(both(is_zero, gt(magnitude(v), U(0u))), U(1u), U(0u));
+        }
+    });
+}
+
 /// y = decode(code) * scale for the block's elements: one product in fp32, one rounding to y.
 template <class G, class Block, class Code, class Y>
 KEEL_FN void decode_scaled(G const& g, Block const& b, Code const* from, Y* to, typename G::value const& scale) {

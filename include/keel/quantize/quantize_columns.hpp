@@ -2,6 +2,7 @@
 // so that memory is read in the order in which it lies. The bits are those of quantize_rows.hpp's walk.
 #pragma once
 
+#include <keel/backend/scaled_codes.hpp>
 #include <keel/quantize/quantize_rows.hpp>
 
 namespace keel::inline KEEL_ABI {
@@ -39,13 +40,22 @@ private:
                          Tally& tally) const {
         using F = typename G::value;
         using U = typename G::words;
-        alignas(64) float top[std::size_t{column_stretch}]; // magnitudes, as floats; then the multipliers
-        largest(g, first, last, column, n, &top[0], [](F const& v) { return magnitude(v); });
+        alignas(64) float top[std::size_t{column_stretch}]; // magnitudes, then multipliers
+        X const* const corner = x.at(first) + column;
+        g.each(n, [&](auto at) { g.store(&top[0], at, F(0.0f)); });
+        constexpr int64_t together = 8; // rows a pass
+        for (int64_t row = first; row < last; row += together)
+            raise_largest(g, corner + (row - first) * x.stride[0], x.stride[0], last - row < together ? last - row : together, n,
+                          &top[0]);
         U bad(0u);
         g.each(n, [&](auto at) { bad = umax(bad, g.inside(at, magnitude(g.load(&top[0], at)))); });
         bool const finite = g.max_bits(bad) < infinity_bits;
         if (!finite && policy == non_finite_policy::isolate)
-            largest(g, first, last, column, n, &top[0], [](F const& v) { return finite_magnitude(v); });
+            g.each(n, [&](auto at) {
+                U among(0u);
+                for (int64_t row = first; row < last; ++row) among = umax(among, finite_magnitude(g.load(x.at(row) + column, at)));
+                g.store(&top[0], at, as_float(among));
+            });
 
         g.each(n, [&](auto at) {
             column_block<G, decltype(at)> const b{g, at, n};
@@ -57,14 +67,13 @@ private:
             if constexpr (Counting) tally.add_scale(b, s.scale);
             g.store(&top[0], at, s.multiplier);
         });
+        bool const short_form = Rule::bounded && finite;
+        if (short_form) arrange_multipliers<X, Code>(g, &top[0], n);
         for (int64_t row = first; row < last; ++row) {
             X const* const from = x.at(row) + column;
             Code* const to = out.codes.at(row) + column;
-            if (Rule::bounded && finite)
-                g.each(n, [&](auto at) {
-                    column_block<G, decltype(at)> const b{g, at, n};
-                    encode_scaled<Code, Counting>(g, b, from, to, g.load(&top[0], at), tally.flushed);
-                });
+            if (short_form)
+                encode_columns<Counting>(g, from, to, n, &top[0], tally.flushed);
             else
                 g.each(n, [&](auto at) {
                     F const v = g.load(from, at), scaled = v * g.load(&top[0], at);
@@ -72,22 +81,6 @@ private:
                     if constexpr (Counting) tally.template add_elements<Code>(v, scaled);
                 });
         }
-    }
-
-    /// top[j] = the largest of size(x) in column j, four rows at a time.
-    template <class G, class Size>
-    KEEL_FN void largest(G const& g, int64_t first, int64_t last, int64_t column, int64_t n, float* top,
-                         Size size) const {
-        auto const of = [&](int64_t row, auto at) { return size(g.load(x.at(row) + column, at)); };
-        g.each(n, [&](auto at) { g.store(top, at, as_float(of(first, at))); });
-        int64_t row = first + 1;
-        for (; row + 4 <= last; row += 4)
-            g.each(n, [&](auto at) {
-                auto const pair = umax(of(row, at), of(row + 1, at)), other = umax(of(row + 2, at), of(row + 3, at));
-                g.store(top, at, as_float(umax(umax(pair, other), magnitude(g.load(top, at)))));
-            });
-        for (; row < last; ++row)
-            g.each(n, [&](auto at) { g.store(top, at, as_float(umax(of(row, at), magnitude(g.load(top, at))))); });
     }
 };
 

@@ -48,11 +48,11 @@ template <class Code> struct byte_codes {
         __m512i const sum = _mm512_castps_si512(_mm512_add_ps(v, _mm512_castsi512_ps(anchor)));
         return _mm512_add_epi32(sum, _mm512_maskz_srli_epi32(0xffff, anchor, cut));
     }
-    /// The codes, in the low bytes of 32 words, of 32 elements of bf16.
-    KEEL_FN static __m512i of_words(__m512i elements, __m512 multiplier) {
+    /// The codes, in the low bytes of 32 words, of 32 elements of bf16 by the multipliers of elements 0, 2, ... and 1, 3, ...
+    KEEL_FN static __m512i of_words(__m512i elements, __m512 even_multiplier, __m512 odd_multiplier) {
         __m512 even, odd;
         widen(_mm512_and_si512(elements, _mm512_set1_epi16(0x7fff)), even, odd);
-        __m512i const low = of(_mm512_mul_ps(even, multiplier)), high = of(_mm512_mul_ps(odd, multiplier));
+        __m512i const low = of(_mm512_mul_ps(even, even_multiplier)), high = of(_mm512_mul_ps(odd, odd_multiplier));
         __m512i const codes = _mm512_mask_blend_epi16(0xaaaaaaaau, low, _mm512_slli_epi32(high, 16));
         __m512i const aligned = _mm512_sub_epi16(codes, _mm512_set1_epi16(static_cast<short>(byte_offset)));
         constexpr int third_chooses = 0xe4; // the first operand's bit where the third has one, else the second's
@@ -114,33 +114,93 @@ KEEL_FN bits_pack<A> largest_magnitude(cpu_row_group<A> const& g, Block const& b
     return umax(largest, largest_magnitude<cpu_row_group<A>, Block, bf16>(g, rest_of(b, count), p));
 }
 
+namespace detail {
+
+/// The codes of 64 elements of bf16 by their four registers of multipliers, stored; how many others than zero became zero, if Counting.
+template <class Code, bool Counting> KEEL_FN int64_t encode_64(bf16 const* from, Code* to, __m512 const (&multiplier)[4]) {
+    using codes = byte_codes<Code>;
+    __m512i const first = load_32(from), second = load_32(from + 32);
+    __m512i const packed = _mm512_packus_epi16(codes::of_words(first, multiplier[0], multiplier[1]),
+                                               codes::of_words(second, multiplier[2], multiplier[3]));
+    __m512i const order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7); // packing works within 128 bits
+    __m512i const bytes = _mm512_maskz_permutexvar_epi64(0xff, order, packed);
+    prefetch_write(to);
+    _mm512_storeu_si512(to, bytes);
+    if constexpr (!Counting) return 0;
+    uint64_t const zero = _mm512_testn_epi8_mask(bytes, _mm512_set1_epi8(0x7f));
+    uint64_t const some = _mm512_test_epi16_mask(first, _mm512_set1_epi16(0x7fff)) |
+                          uint64_t{_mm512_test_epi16_mask(second, _mm512_set1_epi16(0x7fff))} << 32;
+    return __builtin_popcountll(zero & some);
+}
+/// Adds to lane 0.
+template <class U> KEEL_FN void add_count(U& words, int64_t count) {
+    using word = typename U::register_type;
+    words = words + U::of(word(_mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(count)))));
+}
+
+} // namespace detail
+
 template <signed_byte_code Code, bool Counting, avx512_arch A, class Block>
     requires(Block::size >= 64)
 KEEL_FN void encode_scaled(cpu_row_group<A> const& g, Block const& b, bf16 const* from, Code* to, pack<A> const& multiplier,
                            bits_pack<A>& flushed) {
+    __m512 const same[4] = {multiplier.v, multiplier.v, multiplier.v, multiplier.v};
     int64_t lost = 0;
     int64_t const count = b.count / 64 * 64;
-    for (int64_t k = 0; k < count; k += 64) {
-        __m512i const first = detail::load_32(from + b.i + k), second = detail::load_32(from + b.i + k + 32);
-        using codes = detail::byte_codes<Code>;
-        __m512i const packed = _mm512_packus_epi16(codes::of_words(first, multiplier.v), codes::of_words(second, multiplier.v));
-        __m512i const order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7); // packing works within 128 bits
-        __m512i const bytes = _mm512_maskz_permutexvar_epi64(0xff, order, packed);
-        prefetch_write(to + b.i + k);
-        _mm512_storeu_si512(to + b.i + k, bytes);
-        if constexpr (Counting) {
-            uint64_t const zero = _mm512_testn_epi8_mask(bytes, _mm512_set1_epi8(0x7f));
-            uint64_t const some = _mm512_test_epi16_mask(first, _mm512_set1_epi16(0x7fff)) |
-                                  uint64_t{_mm512_test_epi16_mask(second, _mm512_set1_epi16(0x7fff))} << 32;
-            lost += __builtin_popcountll(zero & some);
-        }
-    }
-    if constexpr (Counting) {
-        using word = typename bits_pack<A>::register_type;
-        flushed = flushed + bits_pack<A>::of(word(_mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(lost))))); // in lane 0
-    }
+    for (int64_t k = 0; k < count; k += 64) lost += detail::encode_64<Code, Counting>(from + b.i + k, to + b.i + k, same);
+    if constexpr (Counting) detail::add_count(flushed, lost);
     if (count < b.count)
         encode_scaled<Code, Counting, cpu_row_group<A>, Block, bf16>(g, rest_of(b, count), from, to, multiplier, flushed);
+}
+
+// Columns: whole groups of 64 of them; what is left goes the general way.
+
+template <avx512_arch A>
+KEEL_FN void raise_largest(cpu_row_group<A> const& g, bf16 const* p, int64_t pitch, int64_t rows, int64_t n, float* top) {
+    int64_t const count = n / 32 * 32;
+    for (int64_t j = 0; j < count; j += 32) {
+        __m512i largest = _mm512_setzero_si512();
+        for (int64_t row = 0; row < rows; ++row) {
+            prefetch_read(p + row * pitch + j);
+            largest = _mm512_max_epu16(largest, _mm512_and_si512(detail::load_32(p + row * pitch + j), _mm512_set1_epi16(0x7fff)));
+        }
+        __m256i const half[] = {_mm512_castsi512_si256(largest), _mm512_maskz_extracti64x4_epi64(0xff, largest, 1)};
+        for (int h = 0; h < 2; ++h) {
+            float* const to = top + j + 16 * h;
+            __m512i const words = _mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, half[h]), 16);
+            _mm512_store_si512(to, _mm512_maskz_max_epu32(0xffff, words, _mm512_load_si512(to)));
+        }
+    }
+    if (count < n) raise_largest<cpu_row_group<A>, bf16>(g, p + count, pitch, rows, n - count, top + count);
+}
+
+/// Of each 32: those of elements 0, 2, ..., then those of 1, 3, ...
+template <class X, signed_byte_code Code, avx512_arch A>
+    requires std::is_same_v<X, bf16>
+KEEL_FN void arrange_multipliers(cpu_row_group<A> const&, float* multipliers, int64_t n) {
+    __m512i const even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
+                  odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    for (int64_t j = 0; j < n / 64 * 64; j += 32) {
+        __m512 const low = _mm512_load_ps(multipliers + j), high = _mm512_load_ps(multipliers + j + 16);
+        _mm512_store_ps(multipliers + j, _mm512_permutex2var_ps(low, even, high));
+        _mm512_store_ps(multipliers + j + 16, _mm512_permutex2var_ps(low, odd, high));
+    }
+}
+
+template <bool Counting, avx512_arch A, signed_byte_code Code>
+KEEL_FN void encode_columns(cpu_row_group<A> const& g, bf16 const* from, Code* to, int64_t n, float const* multipliers,
+                            bits_pack<A>& flushed) {
+    int64_t lost = 0;
+    int64_t const count = n / 64 * 64;
+    for (int64_t j = 0; j < count; j += 64) {
+        __m512 const own[4] = {_mm512_load_ps(multipliers + j), _mm512_load_ps(multipliers + j + 16),
+                               _mm512_load_ps(multipliers + j + 32), _mm512_load_ps(multipliers + j + 48)};
+        lost += detail::encode_64<Code, Counting>(from + j, to + j, own);
+    }
+    if constexpr (Counting) detail::add_count(flushed, lost);
+    if (count < n)
+        encode_columns<Counting, cpu_row_group<A>, bf16, Code>(g, from + count, to + count, n - count, multipliers + count,
+                                                               flushed);
 }
 
 template <signed_byte_code Code, avx512_arch A, class Block>
