@@ -1,8 +1,6 @@
 // Matrices of low-precision codes with a scale for every block: what the types say of them.
 #pragma once
 
-#include <limits>
-
 #include <keel/core/view.hpp>
 #include <keel/format/e8m0.hpp>
 #include <keel/format/float32.hpp>
@@ -29,7 +27,7 @@ struct e8m0_scale {
 };
 
 /// As Rows or Columns: blocks as long as the matrix. 1 x whole is a scale a row, whole x 1 one a column, whole x whole one for all.
-inline constexpr int whole = std::numeric_limits<int>::max();
+inline constexpr int whole = 0x7fffffff;
 
 /// x[i, j] = decode(codes[i, j]) * decode(scales[i / Rows, j / Columns]). Both row-major with adjacent columns; the last block of a
 /// row or column may be partial. The scale multiplies on decoding. With a Code const both are read only.
