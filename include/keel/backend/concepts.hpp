@@ -11,8 +11,8 @@
 //     g.sums<N>(n, term)  N such sums in one pass: term(acc, at) updates the array acc of N; a row_sums<N>
 //     g.each(n, body)     body(at) over the row: whole packs, then one tail
 //     g.blocks<B>(n, body) body(b) over blocks of B elements. b.each(body): body(at) over the block; b.max_bits(u): the block's largest
-//                         word, in each lane that owns it; b.put(p, x), b.get(p): one value a block, at p[block]; b.spread(x): it
-//                         beside the block's elements; b.valid(): lanes whose block lies in the row
+//                         word, in each lane that owns it; b.put(p, x, step), b.get(p, step): one value a block,
+//                         at p[block * step]; b.spread(x): it beside the block's elements; b.valid(): lanes whose block lies in the row
 //     g.load(p, at)       decoded to fp32; +0 past the row's end; never reads past it
 //     g.store(p, at, v)   encoded with one rounding; one canonical NaN; never writes past the row's end.
 //                         g.store<O>(p, at, v) names the overflow policy, which FP8 needs

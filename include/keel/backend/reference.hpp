@@ -92,10 +92,10 @@ struct reference_group {
             for (int64_t k = 0; k < count; ++k) body(at_element{i + k});
         }
         KEEL_FN uint32_t max_bits(uint32_t u) const { return u; }
-        template <auto... Policy, class T> KEEL_FN void put(T* p, float v) const {
-            store_element<Policy...>(p + index, v);
+        template <auto... Policy, class T> KEEL_FN void put(T* p, float v, int64_t step = 1) const {
+            store_element<Policy...>(p + index * step, v);
         }
-        template <class T> KEEL_FN float get(T const* p) const { return load_element(p + index); }
+        template <class T> KEEL_FN float get(T const* p, int64_t step = 1) const { return load_element(p + index * step); }
         KEEL_FN bool valid() const { return true; }
         KEEL_FN static float spread(float v) { return v; }
     };

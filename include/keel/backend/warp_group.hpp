@@ -190,10 +190,10 @@ template <class Warp> struct warp_group {
             for (int64_t k = i; k < end; k += span) body(at_step{k, end, false});
         }
         KEEL_FN uint32_t max_bits(words const& u) const { return g.max_bits(u); }
-        template <auto... Policy, class T> KEEL_FN void put(T* p, float v) const {
-            if (g.leader()) store_element<Policy...>(p + index, v);
+        template <auto... Policy, class T> KEEL_FN void put(T* p, float v, int64_t step = 1) const {
+            if (g.leader()) store_element<Policy...>(p + index * step, v);
         }
-        template <class T> KEEL_FN float get(T const* p) const { return load_element(p + index); }
+        template <class T> KEEL_FN float get(T const* p, int64_t step = 1) const { return load_element(p + index * step); }
         KEEL_FN bool valid() const { return true; }
         KEEL_FN static value spread(float v) { return value(v); }
     };
@@ -211,17 +211,17 @@ template <class Warp> struct warp_group {
             for (int half = block_team / 2; half > 0; half /= 2) m = umax(m, Warp::shuffle_xor(m, half));
             return m;
         }
-        template <auto... Policy, class T> KEEL_FN void put(T* p, lane_value const& v) const {
+        template <auto... Policy, class T> KEEL_FN void put(T* p, lane_value const& v, int64_t step = 1) const {
             Warp::each_lane([&](int l) {
                 int64_t const first = at.first_of(l);
-                if (l % block_team == 0 && first < at.n) store_element<Policy...>(p + first / B, Warp::of(v, l));
+                if (l % block_team == 0 && first < at.n) store_element<Policy...>(p + first / B * step, Warp::of(v, l));
             });
         }
-        template <class T> KEEL_FN lane_value get(T const* p) const {
+        template <class T> KEEL_FN lane_value get(T const* p, int64_t step = 1) const {
             lane_value v(0.0f);
             Warp::each_lane([&](int l) {
                 int64_t const first = at.first_of(l);
-                if (first < at.n) Warp::of(v, l) = load_element(p + first / B);
+                if (first < at.n) Warp::of(v, l) = load_element(p + first / B * step);
             });
             return v;
         }

@@ -29,8 +29,8 @@ struct e8m0_scale {
 /// As Rows or Columns: blocks as long as the matrix. 1 x whole is a scale a row, whole x 1 one a column, whole x whole one for all.
 inline constexpr int whole = 0x7fffffff;
 
-/// x[i, j] = decode(codes[i, j]) * decode(scales[i / Rows, j / Columns]). Both row-major with adjacent columns; the last block of a
-/// row or column may be partial. The scale multiplies on decoding. With a Code const both are read only.
+/// x[i, j] = decode(codes[i, j]) * decode(scales[i / Rows, j / Columns]). Codes row-major with adjacent columns, scales in any order;
+/// the last block of a row or column may be partial. The scale multiplies on decoding. With a Code const both are read only.
 template <class Code, class Scale, int Rows, int Columns> struct block_scaled {
     using code = Code;
     using scale_kind = Scale;

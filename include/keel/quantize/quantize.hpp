@@ -26,8 +26,8 @@ KEEL_HOST void check_blocks(validation& check, char const* codes, char const* sc
         check.require(x.extent[0] <= whole && x.extent[1] <= whole, status_code::bad_shape, codes,
                       "at most 2^31 - 1 rows and columns in a block");
     check.shape(codes, q.codes, x.extent[0], x.extent[1]).unit_stride(codes, q.codes);
-    check.shape(scales, q.scales, blocks::scale_rows(x.extent[0]), blocks::scale_columns(x.extent[1]))
-        .unit_stride(scales, q.scales);
+    check.shape(scales, q.scales, blocks::scale_rows(x.extent[0]), blocks::scale_columns(x.extent[1]));
+    if (Columns == 1) check.unit_stride(scales, q.scales);
 }
 
 /// Blocks to be written: also of distinct elements, in memory of their own.
@@ -70,7 +70,8 @@ void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows,
 ///                fp32, >= -127 in e8m0), code = encode(x * 2^-e). Each division and product is one rounding in fp32.
 /// Shapes         x, codes [rows, columns]; scales [ceil(rows / Rows), ceil(columns / Columns)]. Any size; partial blocks at the ends;
 ///                `whole` for a block as long as the matrix, up to 2^31 - 1.
-///                Rows may be strided; columns adjacent.
+///                Rows may be strided; columns adjacent. Scales in any order, so also column-major with padding (transposed(rows(p,
+///                blocks a row, rows, pitch))), but adjacent where blocks are one column wide.
 /// Formats        x float, bf16 or f16; codes e4m3 or e5m2. The product x * multiplier is rounded to fp32, then once to the code.
 /// Status         bad_shape, bad_stride, bad_pointer, overlap.
 /// Non-finite     isolate: a NaN becomes the code's NaN, an Inf what `Overflow` says, the others are scaled as if they were not

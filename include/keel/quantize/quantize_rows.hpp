@@ -8,7 +8,7 @@
 
 namespace keel::inline KEEL_ABI {
 
-/// A block one column wide, with the members of a row group's block: each lane is a block of its own.
+/// A block one column wide, with the members of a row group's block: each lane is a block of its own, scales adjacent.
 template <class G, class At> struct column_block {
     using lane = typename G::value;
     using lane_words = typename G::words;
@@ -18,10 +18,10 @@ template <class G, class At> struct column_block {
 
     template <class Body> KEEL_FN void each(Body body) const { body(at); }
     KEEL_FN lane_words max_bits(lane_words const& u) const { return u; }
-    template <auto... Policy, class T> KEEL_FN void put(T* p, lane const& v) const {
+    template <auto... Policy, class T> KEEL_FN void put(T* p, lane const& v, int64_t = 1) const {
         g.template store<Policy...>(p, at, v);
     }
-    template <class T> KEEL_FN lane get(T const* p) const { return g.load(p, at); }
+    template <class T> KEEL_FN lane get(T const* p, int64_t = 1) const { return g.load(p, at); }
     KEEL_FN mask_of<lane> valid() const { return gt(lane_words(static_cast<uint32_t>(n)), g.position(at)); }
     KEEL_FN static lane spread(lane const& v) { return v; }
 };
@@ -121,9 +121,10 @@ private:
             }
             block_scale<F> const s = Rule::template of<X, Code, F>(Scale{}, amax);
             if constexpr (std::is_same_v<Scale, e8m0_scale>)
-                b.template put<overflow::to_nonfinite, rounding::toward_zero>(out.scales.at(strip), s.scale);
+                b.template put<overflow::to_nonfinite, rounding::toward_zero>(out.scales.at(strip), s.scale,
+                                                                              out.scales.stride[1]);
             else
-                b.put(out.scales.at(strip), s.scale);
+                b.put(out.scales.at(strip), s.scale, out.scales.stride[1]);
             if constexpr (Counting) tally.add_scale(b, s.scale);
             auto const multiplier = b.spread(s.multiplier);
             for (int64_t row = first; row < last; ++row) {
@@ -150,7 +151,7 @@ template <class Code, class Scale, int Rows, int Columns, class Y> struct dequan
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
         each_block<Columns>(g, y.extent[1], [&](auto const& b) {
-            auto const scale = b.spread(b.get(in.scales.at(row / Rows)));
+            auto const scale = b.spread(b.get(in.scales.at(row / Rows), in.scales.stride[1]));
             decode_scaled(g, b, in.codes.at(row), y.at(row), scale);
         });
     }

@@ -182,8 +182,8 @@ template <class Arch> struct cpu_row_group {
                 if (k < count) body(at_tail{i + k, count - k});
         }
         KEEL_FN uint32_t max_bits(words const& u) const { return max_word(u); }
-        template <auto... Policy, class T> KEEL_FN void put(T* p, float v) const { store_element<Policy...>(p + index, v); }
-        template <class T> KEEL_FN float get(T const* p) const { return load_element(p + index); }
+        template <auto... Policy, class T> KEEL_FN void put(T* p, float v, int64_t step = 1) const { store_element<Policy...>(p + index * step, v); }
+        template <class T> KEEL_FN float get(T const* p, int64_t step = 1) const { return load_element(p + index * step); }
         KEEL_FN bool valid() const { return true; }
         KEEL_FN static value spread(float v) { return value(v); }
     };
