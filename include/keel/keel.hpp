@@ -36,10 +36,13 @@
 #include <keel/nn/linear.hpp>
 #include <keel/nn/sum.hpp>
 #include <keel/nn/swiglu.hpp>
+#include <keel/nn/swiglu_quantize.hpp>
 #include <keel/norm/rms_norm.hpp>
+#include <keel/norm/rms_norm_quantize.hpp>
 #include <keel/optim/adamw.hpp>
 #include <keel/optim/muon.hpp>
 #include <keel/optim/newton_schulz.hpp>
 #include <keel/quantize/delayed_scaling.hpp>
 #include <keel/quantize/quantize.hpp>
+#include <keel/quantize/quantize_stochastic.hpp>
 #include <keel/quantize/scaled_matmul.hpp>

@@ -1,7 +1,7 @@
 // Same bits: rms_norm, add_rms_norm and their backward.
 #include <keel/format/bf16.hpp>
 #include <keel/format/float32.hpp>
-#include <keel/norm/rms_norm.hpp>
+#include <keel/norm/rms_norm_quantize.hpp>
 #include <support/bits.hpp>
 
 using namespace keel_test;
@@ -20,6 +20,10 @@ int main() {
                 d.add(dx), d.add(ddelta);
                 keel::add_rms_norm(be, x.view(), residual.view(), delta.vec(), sum.view(), y.view()).or_throw();
                 d.add(sum), d.add(y);
+                guarded_matrix<keel::e4m3> codes(3, width, 1);
+                guarded_matrix<float> scales(3, keel::row_blocks<>::scale_columns(width));
+                keel::rms_norm_quantize<float, keel::overflow::saturate_finite>(be, x.view(), delta.vec(), keel::row_blocks<>{codes.view(), scales.view()}).or_throw();
+                d.add(codes), d.add(scales);
             });
     return disagreements != 0;
 }

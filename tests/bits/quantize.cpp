@@ -1,6 +1,6 @@
 // Same bits: block quantisation of each shape, and back.
 #include <keel/format/bf16.hpp>
-#include <keel/quantize/quantize.hpp>
+#include <keel/quantize/quantize_stochastic.hpp>
 #include <support/bits.hpp>
 
 using namespace keel_test;
@@ -23,9 +23,30 @@ template <class Q> void cases(char const* name) {
         });
 }
 
+/// Codes that lie turned, scales in tiles, events of each block, stochastic codes.
+void layouts() {
+    for (data_kind kind : all_kinds)
+        same_bits(std::string("quantize turned, tiled, by chance ") + name_of(kind), [&](auto const& be, digest& d) {
+            int64_t const rows = 131, columns = 259;
+            using blocks = keel::mx_blocks<keel::e4m3, keel::swizzled_scales>;
+            guarded_matrix<keel::bf16> x(rows, columns, 1, floats(kind, rows * columns, 1));
+            guarded_matrix<keel::e4m3> codes(rows, columns, 1), turned(columns, rows, 1);
+            guarded_matrix<keel::e8m0> tiles(1, keel::swizzled_size(rows, 9)), down(5, columns);
+            std::vector<keel::block_events> events(131 * 9);
+            blocks const q{codes.view(), keel::swizzled(tiles.view().data, rows, 9)};
+            keel::quantize<keel::overflow::saturate>(be, x.view(), q, {}, nullptr, keel::rows(events.data(), rows, 9)).or_throw();
+            keel::quantize<keel::overflow::saturate>(
+                be, x.view(), keel::block_scaled<keel::e4m3, keel::e8m0_scale, 32, 1>{keel::transposed(turned.view()), down.view()}).or_throw();
+            d.add(codes), d.add(turned), d.add(tiles), d.add(down), d.add(events.data(), events.size() * sizeof events[0]);
+            keel::quantize_stochastic<keel::overflow::saturate>(be, x.view(), q, {.key = {.seed = 5, .step = 1}}).or_throw();
+            d.add(codes);
+        });
+}
+
 } // namespace
 
 int main() {
+    layouts();
     cases<keel::row_blocks<keel::e4m3, keel::fp32_scale>>("1x128 fp32");
     cases<keel::column_blocks<keel::e5m2, keel::e8m0_scale>>("128x1 e8m0");
     cases<keel::tile_blocks<keel::e4m3, keel::power_of_two_scale>>("128x128 pow2");

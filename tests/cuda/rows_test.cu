@@ -6,8 +6,9 @@
 #include <keel/backend/reference.hpp>
 #include <keel/cuda.hpp>
 #include <keel/format/bf16.hpp>
-#include <keel/norm/rms_norm.hpp>
-#include <keel/quantize/quantize.hpp>
+#include <keel/nn/swiglu_quantize.hpp>
+#include <keel/norm/rms_norm_quantize.hpp>
+#include <keel/quantize/quantize_stochastic.hpp>
 #include <support/catch.hpp>
 
 namespace {
@@ -67,7 +68,28 @@ template <class X> void check(int64_t rows, int64_t width) {
                                              blocks{keel::rows(codes.host.data(), rows, width), keel::rows(scales.host.data(), rows, scale_columns)}).or_throw();
     keel::quantize<keel::overflow::saturate>(device, keel::rows(x.device, rows, width),
                                              blocks{keel::rows(codes.device, rows, width), keel::rows(scales.device, rows, scale_columns)}).or_throw();
+    // Fused, by columns with turned codes, and by chance.
+    mirrored<keel::e4m3> normed(count), gated(count), turned(count), drawn(count);
+    mirrored<keel::e8m0> normed_scales(scales.host.size()), gated_scales(scales.host.size()), drawn_scales(scales.host.size());
+    using down = keel::block_scaled<keel::e4m3, keel::fp32_scale, 32, 1>;
+    mirrored<float> down_scales(static_cast<std::size_t>(down::scale_rows(rows) * width));
+    auto const more = [&](auto const& be, auto at) {
+        auto const X_ = keel::rows(at(x), rows, width), DY = keel::rows(at(dy), rows, width);
+        auto const in_blocks = [&](auto& c, auto& s) { return blocks{keel::rows(at(c), rows, width), keel::rows(at(s), rows, scale_columns)}; };
+        keel::rms_norm_quantize<float, keel::overflow::saturate>(be, X_, keel::vec(at(delta), width), in_blocks(normed, normed_scales)).or_throw();
+        keel::swiglu_quantize<keel::bf16, keel::overflow::saturate>(be, X_, DY, in_blocks(gated, gated_scales)).or_throw();
+        keel::quantize<keel::overflow::saturate>(
+            be, X_, down{keel::transposed(keel::rows(at(turned), width, rows)), keel::rows(at(down_scales), down::scale_rows(rows), width)}).or_throw();
+        keel::quantize_stochastic<keel::overflow::saturate>(be, X_, in_blocks(drawn, drawn_scales), {.key = {.seed = 3}}).or_throw();
+    };
+    more(host, [](auto& m) { return m.host.data(); });
+    more(device, [](auto& m) { return m.device; });
+
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK((normed.equals(normed.host) && normed_scales.equals(normed_scales.host)));
+    CHECK((gated.equals(gated.host) && gated_scales.equals(gated_scales.host)));
+    CHECK((turned.equals(turned.host) && down_scales.equals(down_scales.host)));
+    CHECK(drawn.equals(drawn.host));
     CHECK(y.equals(y.host));
     CHECK(rrms.equals(rrms.host));
     CHECK(dx.equals(dx.host));

@@ -17,7 +17,10 @@
 #include <keel/nn/fp8_linear.hpp>
 #include <keel/nn/sum.hpp>
 #include <keel/nn/swiglu.hpp>
+#include <keel/nn/swiglu_quantize.hpp>
 #include <keel/norm/rms_norm.hpp>
+#include <keel/norm/rms_norm_quantize.hpp>
+#include <keel/quantize/quantize_stochastic.hpp>
 #include <support/catch.hpp>
 #include <support/data.hpp>
 
@@ -68,6 +71,10 @@ TEST_CASE("quantise, norm and layers allocate nothing") {
     ran(add_rms_norm_backward(be, Y, Y, X, delta, rms, {DX, vec(dd.data(), n)}, {}, ws));
     ran(quantize<overflow::saturate>(be, W, wq, {}, &seen));
     ran(quantize_pair<overflow::saturate>(be, X, along_rows, along_columns));
+    ran(quantize_stochastic<overflow::saturate>(be, X, along_rows, {}));
+    ran(rms_norm_quantize<bf16, overflow::saturate>(be, X, delta, along_rows, rms));
+    ran(add_rms_norm_quantize<float, overflow::saturate>(be, X, X, delta, DX, along_rows));
+    ran(swiglu_quantize<float, overflow::saturate>(be, X, X, along_rows));
     ran(dequantize(be, along_columns, Y));
     ran(scaled_matmul(be, along_rows, transposed(wq), Y, {}, ws));
     ran(fp8_linear(be, plan, X, wq, Y, saved, nullptr, ws));

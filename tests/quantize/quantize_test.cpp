@@ -256,7 +256,7 @@ TEST_CASE("views that cannot be made are refused by quantize and dequantize, als
     CHECK(scales[1] == 1.0f / 448.0f);
 }
 
-TEST_CASE("quantise reads rows in any order: strides of zero and below, and refuses columns that are not adjacent") {
+TEST_CASE("quantise reads rows in any order: strides of zero and below") {
     int64_t const count = 130, width = 97;
     guarded_matrix<float> x(count, width, 3, floats(data_kind::mixed_scales, count * width, 4)), turned(count, width), first(count, width);
     for (int64_t i = 0; i < count; ++i)
@@ -283,10 +283,6 @@ TEST_CASE("quantise reads rows in any order: strides of zero and below, and refu
     };
     check(std::integral_constant<int, 1>{}, std::integral_constant<int, 128>{});
     check(std::integral_constant<int, 128>{}, std::integral_constant<int, 1>{});
-    owned_blocks<keel::e4m3, keel::fp32_scale, 1, 128> q(width, count);
-    CHECK(keel::quantize<overflow::saturate>(keel::cpu{}, keel::transposed(X), q.view()).message() ==
-          "quantize: x has last stride = 100, wanted 1 (bad_stride)");
-    CHECK(q.codes.at(0, 0) == 0.0);
 }
 
 TEST_CASE("what is dequantised is within the stated error of what was quantised") {

@@ -116,7 +116,7 @@ template <rope_layout Layout, class X, class D, class Y> struct qk_norm_row {
                         return fma(v, v, acc);
                     });
                 },
-                [&] { return rms_norm_row<X, D, Y>::row_largest(g, in, n); });
+                [&] { return row_largest(g, in, n); });
             auto const normed = [&](auto part, auto at) {
                 F const u = (g.load(part(in), at) * F(r.scale)) * F(r.root);
                 return gain == nullptr ? u : fma(u, g.load(part(gain), at), u);

@@ -10,9 +10,10 @@
 //                         end term must add +0: loads give +0 there, what is computed from them (exp(0) = 1) needs g.inside
 //     g.sums<N>(n, term)  N such sums in one pass: term(acc, at) updates the array acc of N; a row_sums<N>
 //     g.each(n, body)     body(at) over the row: whole packs, then one tail
-//     g.blocks<B>(n, body) body(b) over blocks of B elements. b.each(body): body(at) over the block; b.max_bits(u): the block's largest
-//                         word, in each lane that owns it; b.put(p, x, step), b.get(p, step): one value a block,
-//                         at p[block * step]; b.spread(x): it beside the block's elements; b.valid(): lanes whose block lies in the row
+//     g.blocks<B>(n, body) body(b) over blocks of B elements. b.each(body): body(at) over the block; b.max_bits(u), b.total(u): the
+//                         block's largest word and the sum of its words, in each lane that owns it; b.put(p, x), b.get(p): one
+//                         value a block, element number `block` of the row p; b.put_word(p, u): a word; b.spread(x): a value beside the
+//                         block's elements; b.valid(): lanes whose block lies in the row
 //     g.load(p, at)       decoded to fp32; +0 past the row's end; never reads past it
 //     g.store(p, at, v)   encoded with one rounding; one canonical NaN; never writes past the row's end.
 //                         g.store<O>(p, at, v) names the overflow policy, which FP8 needs
@@ -63,6 +64,10 @@ template <class T, class I> struct indexed {
 /// A row whose elements are found one by one.
 template <class P>
 concept scattered_row = requires(P p, int64_t i) { p.element(i); };
+
+/// Element i of a row, however it is given.
+template <class T> KEEL_FN constexpr T* element_of(T* row, int64_t i) { return row + i; }
+template <scattered_row P> KEEL_FN constexpr auto* element_of(P row, int64_t i) { return row.element(i); }
 
 /// The result of g.sums<N>.
 template <int N> struct row_sums {

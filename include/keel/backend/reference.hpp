@@ -26,9 +26,7 @@ struct reference_group {
     template <auto... Policy, scattered_row P> KEEL_FN void store(P p, at_element at, float v) const {
         store_element<Policy...>(p.element(at.i), v);
     }
-    template <class T> KEEL_FN void store_code(T* p, at_element at, uint32_t u) const {
-        *storage_of(p + at.i) = static_cast<typename format_traits<T>::storage>(u);
-    }
+    template <class P> KEEL_FN void store_code(P p, at_element at, uint32_t u) const { store_bits(element_of(p, at.i), u); }
     KEEL_FN void sync() const {}
     KEEL_FN float inside(at_element, float v) const { return v; }
     KEEL_FN uint32_t inside(at_element, uint32_t u) const { return u; }
@@ -92,10 +90,10 @@ struct reference_group {
             for (int64_t k = 0; k < count; ++k) body(at_element{i + k});
         }
         KEEL_FN uint32_t max_bits(uint32_t u) const { return u; }
-        template <auto... Policy, class T> KEEL_FN void put(T* p, float v, int64_t step = 1) const {
-            store_element<Policy...>(p + index * step, v);
-        }
-        template <class T> KEEL_FN float get(T const* p, int64_t step = 1) const { return load_element(p + index * step); }
+        KEEL_FN uint32_t total(uint32_t u) const { return u; }
+        template <auto... Policy, class P> KEEL_FN void put(P p, float v) const { store_element<Policy...>(element_of(p, index), v); }
+        template <class P> KEEL_FN void put_word(P p, uint32_t u) const { store_bits(element_of(p, index), u); }
+        template <class P> KEEL_FN float get(P p) const { return load_element(element_of(p, index)); }
         KEEL_FN bool valid() const { return true; }
         KEEL_FN static float spread(float v) { return v; }
     };

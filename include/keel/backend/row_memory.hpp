@@ -11,6 +11,12 @@ namespace keel::inline KEEL_ABI {
 /// The storage word of a format's element: p->bits.
 template <class T> KEEL_FN auto* storage_of(T* p) { return &p->bits; }
 
+/// The low bits of a word into an element.
+template <class T> KEEL_FN void store_bits(T* p, uint32_t word) {
+    *storage_of(p) = static_cast<std::remove_reference_t<decltype(*storage_of(p))>>(word);
+}
+KEEL_FN void store_bits(uint32_t* p, uint32_t word) { *p = word; }
+
 /// One element to and from a float. Policy is that of encode_words: FP8 must be given one (format/format.hpp).
 template <class T> KEEL_FN float load_element(T const* p) {
     if constexpr (std::is_same_v<T, float>) return *p;

@@ -3,32 +3,54 @@
 // (cpu/scaled_codes_avx512.hpp).
 #pragma once
 
+#include <keel/backend/concepts.hpp>
 #include <keel/backend/row_memory.hpp>
 
 namespace keel::inline KEEL_ABI {
 
-/// The largest |x| of the block at p as words, lane by lane (b.max_bits makes one of them); NaN above Inf above all.
-template <class G, class Block, class X> KEEL_FN typename G::words largest_magnitude(G const& g, Block const& b, X const* p) {
+/// The rows of a matrix whose elements are adjacent: row -> pointer.
+template <class T> struct adjacent_rows {
+    using value = std::remove_const_t<T>;
+    view<T, 2> v;
+    KEEL_FN T* operator()(int64_t row) const { return v.at(row); }
+};
+/// The rows of a matrix by any strides.
+template <class T> struct spread_rows {
+    using value = std::remove_const_t<T>;
+    view<T, 2> v;
+    KEEL_FN strided<T> operator()(int64_t row) const { return {v.at(row), v.stride[1]}; }
+};
+
+/// The largest |x| of the block of row p as words, lane by lane (b.max_bits makes one of them); NaN above Inf above all.
+template <class G, class Block, class P> KEEL_FN typename G::words largest_magnitude(G const& g, Block const& b, P p) {
     typename G::words top(0u);
     b.each([&](auto at) { top = umax(top, magnitude(g.load(p, at))); });
     return top;
 }
 
-/// code = encode_bounded(x * multiplier) for the block's elements at `from`, all finite and within the code's range once scaled. Adds to
+/// Counts elements other than zero whose code is zero.
+template <class Code, class U> KEEL_FN U flushed_to_zero(U const& element, U const& code) {
+    auto const is_zero = eq(code & U(format_traits<Code>::magnitude_code), U(0u));
+    return select(both(is_zero, gt(element & U(magnitude_mask), U(0u))), U(1u), U(0u));
+}
+
+/// code = encode_bounded(x * multiplier) for the block's elements of row `from`, all finite and within the code's range once scaled. Adds to
 /// `flushed`, lane by lane, the elements other than zero whose code is zero, if Counting.
-template <class Code, bool Counting, class G, class Block, class X>
-KEEL_FN void encode_scaled(G const& g, Block const& b, X const* from, Code* to, typename G::value const& multiplier,
-                           typename G::words& flushed) {
+template <class Code, bool Counting, class G, class Block, class From, class To>
+KEEL_FN void encode_scaled(G const& g, Block const& b, From from, To to, typename G::value const& multiplier, typename G::words& flushed) {
     using U = typename G::words;
     b.each([&](auto at) {
         auto const v = g.load(from, at);
         U const code = encode_bounded_words<Code>(v * multiplier);
         g.store_code(to, at, code);
-        if constexpr (Counting) {
-            auto const is_zero = eq(code & U(format_traits<Code>::magnitude_code), U(0u));
-            flushed = flushed + select(both(is_zero, gt(magnitude(v), U(0u))), U(1u), U(0u));
-        }
+        if constexpr (Counting) flushed = flushed + flushed_to_zero<Code>(bits(v), code);
     });
+}
+/// The same for rows [first, last) of a block.
+template <class Code, bool Counting, class G, class Block, class From, class To>
+KEEL_FN void encode_scaled_rows(G const& g, Block const& b, From const& from, To const& to, int64_t first, int64_t last,
+                                typename G::value const& multiplier, typename G::words& flushed) {
+    for (int64_t row = first; row < last; ++row) encode_scaled<Code, Counting>(g, b, from(row), to(row), multiplier, flushed);
 }
 
 // The same for columns, each with a scale of its own: n of them beside each other, their numbers in arrays of floats.
@@ -55,16 +77,27 @@ KEEL_FN void encode_columns(G const& g, X const* from, Code* to, int64_t n, floa
         auto const v = g.load(from, at);
         U const code = encode_bounded_words<Code>(v * g.load(multipliers, at));
         g.store_code(to, at, code);
-        if constexpr (Counting) {
-            auto const is_zero = eq(code & U(format_traits<Code>::magnitude_code), U(0u));
-            flushed = flushed + select(both(is_zero, gt(magnitude(v), U(0u))), U(1u), U(0u));
-        }
+        if constexpr (Counting) flushed = flushed + flushed_to_zero<Code>(bits(v), code);
     });
 }
 
+/// The same for `rows` rows whose codes are turned: those of column j adjacent, from to + j * to_pitch on.
+template <bool Counting, class G, class X, class Code>
+KEEL_FN void encode_columns_turned(G const& g, X const* from, int64_t pitch, int64_t rows, Code* to, int64_t to_pitch, int64_t n,
+                                   float const* multipliers, typename G::words& flushed) {
+    using U = typename G::words;
+    for (int64_t row = 0; row < rows; ++row)
+        g.each(n, [&](auto at) {
+            auto const v = g.load(from + row * pitch, at);
+            U const code = encode_bounded_words<Code>(v * g.load(multipliers, at));
+            g.store_code(strided<Code>{to + row, to_pitch}, at, code);
+            if constexpr (Counting) flushed = flushed + flushed_to_zero<Code>(bits(v), code);
+        });
+}
+
 /// y = decode(code) * scale for the block's elements: one product in fp32, one rounding to y.
-template <class G, class Block, class Code, class Y>
-KEEL_FN void decode_scaled(G const& g, Block const& b, Code const* from, Y* to, typename G::value const& scale) {
+template <class G, class Block, class From, class To>
+KEEL_FN void decode_scaled(G const& g, Block const& b, From from, To to, typename G::value const& scale) {
     b.each([&](auto at) { g.store(to, at, g.load(from, at) * scale); });
 }
 

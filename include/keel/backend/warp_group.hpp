@@ -57,11 +57,11 @@ template <class Warp> struct warp_group {
                 if (first + k < at.n) store_element<Policy...>(p.element(first + k), Warp::of(v.s[k], lane));
         });
     }
-    template <class T> KEEL_FN void store_code(T* p, at_step at, words const& u) const {
+    template <class P> KEEL_FN void store_code(P p, at_step at, words const& u) const {
         Warp::each_lane([&](int lane) {
             int64_t const first = at.first_of(lane);
             for (int k = 0; k < slots_per_thread; ++k)
-                if (first + k < at.n) *storage_of(p + first + k) = static_cast<typename format_traits<T>::storage>(Warp::of(u.s[k], lane));
+                if (first + k < at.n) store_bits(element_of(p, first + k), Warp::of(u.s[k], lane));
         });
     }
     KEEL_FN void sync() const { Warp::sync(); }
@@ -190,10 +190,14 @@ template <class Warp> struct warp_group {
             for (int64_t k = i; k < end; k += span) body(at_step{k, end, false});
         }
         KEEL_FN uint32_t max_bits(words const& u) const { return g.max_bits(u); }
-        template <auto... Policy, class T> KEEL_FN void put(T* p, float v, int64_t step = 1) const {
-            if (g.leader()) store_element<Policy...>(p + index * step, v);
+        KEEL_FN uint32_t total(words const& u) const { return static_cast<uint32_t>(g.total(u)); }
+        template <auto... Policy, class P> KEEL_FN void put(P p, float v) const {
+            if (g.leader()) store_element<Policy...>(element_of(p, index), v);
         }
-        template <class T> KEEL_FN float get(T const* p, int64_t step = 1) const { return load_element(p + index * step); }
+        template <class P> KEEL_FN void put_word(P p, uint32_t u) const {
+            if (g.leader()) store_bits(element_of(p, index), u);
+        }
+        template <class P> KEEL_FN float get(P p) const { return load_element(element_of(p, index)); }
         KEEL_FN bool valid() const { return true; }
         KEEL_FN static value spread(float v) { return value(v); }
     };
@@ -211,17 +215,23 @@ template <class Warp> struct warp_group {
             for (int half = block_team / 2; half > 0; half /= 2) m = umax(m, Warp::shuffle_xor(m, half));
             return m;
         }
-        template <auto... Policy, class T> KEEL_FN void put(T* p, lane_value const& v, int64_t step = 1) const {
-            Warp::each_lane([&](int l) {
-                int64_t const first = at.first_of(l);
-                if (l % block_team == 0 && first < at.n) store_element<Policy...>(p + first / B * step, Warp::of(v, l));
-            });
+        KEEL_FN lane_words total(words const& u) const {
+            lane_words sum = u.s[0];
+            for (int k = 1; k < slots_per_thread; ++k) sum = sum + u.s[k];
+            for (int half = block_team / 2; half > 0; half /= 2) sum = sum + Warp::shuffle_xor(sum, half);
+            return sum;
         }
-        template <class T> KEEL_FN lane_value get(T const* p, int64_t step = 1) const {
+        template <auto... Policy, class P> KEEL_FN void put(P p, lane_value const& v) const {
+            each_owner([&](int l, int64_t index) { store_element<Policy...>(element_of(p, index), Warp::of(v, l)); });
+        }
+        template <class P> KEEL_FN void put_word(P p, lane_words const& u) const {
+            each_owner([&](int l, int64_t index) { store_bits(element_of(p, index), Warp::of(u, l)); });
+        }
+        template <class P> KEEL_FN lane_value get(P p) const {
             lane_value v(0.0f);
             Warp::each_lane([&](int l) {
                 int64_t const first = at.first_of(l);
-                if (first < at.n) Warp::of(v, l) = load_element(p + first / B * step);
+                if (first < at.n) Warp::of(v, l) = load_element(element_of(p, first / B));
             });
             return v;
         }
@@ -234,6 +244,15 @@ template <class Warp> struct warp_group {
             value r;
             for (int k = 0; k < slots_per_thread; ++k) r.s[k] = v;
             return r;
+        }
+
+      private:
+        /// body(lane, block) in the first lane of each block that lies in the row.
+        template <class Body> KEEL_FN void each_owner(Body body) const {
+            Warp::each_lane([&](int l) {
+                int64_t const first = at.first_of(l);
+                if (l % block_team == 0 && first < at.n) body(l, first / B);
+            });
         }
     };
     template <int B, class Body> KEEL_FN void blocks(int64_t n, Body body) const {

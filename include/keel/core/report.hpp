@@ -50,4 +50,15 @@ KEEL_FN void max_shared(uint32_t& word, uint32_t value) {
 #endif
 }
 
+
+/// Adds one report to another that several threads share.
+KEEL_FN void add_shared(report& to, report const& from) {
+    add_shared(to.elements, from.elements);
+    add_shared(to.saturated, from.saturated);
+    add_shared(to.flushed, from.flushed);
+    add_shared(to.non_finite, from.non_finite);
+    min_shared(to.scale_min_bits, from.scale_min_bits);
+    max_shared(to.scale_max_bits, from.scale_max_bits);
+}
+
 } // namespace keel::inline KEEL_ABI

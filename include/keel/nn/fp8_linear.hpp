@@ -27,14 +27,6 @@ template <class Q> KEEL_FN int64_t block_bytes(int64_t row_count, int64_t column
            workspace_bytes<typename Q::scale_storage>(Q::scale_rows(row_count) * Q::scale_columns(column_count));
 }
 
-template <class Code, class Scale, int Rows, int Columns>
-KEEL_HOST void check_operand_blocks(validation& check, char const* codes, char const* scales,
-                                    block_scaled<Code, Scale, Rows, Columns> const& q, int64_t row_count,
-                                    int64_t column_count) {
-    check.shape(codes, q.codes, row_count, column_count);
-    check.shape(scales, q.scales, q.scale_rows(row_count), q.scale_columns(column_count));
-}
-
 /// Bytes for fp8_linear and fp8_linear_backward.
 template <matmul_backend B, class Scale, class Code>
 int64_t fp8_linear_workspace(B const& be, fp8_linear_plan<Scale, Code> const& plan) {
@@ -68,7 +60,7 @@ status fp8_linear(B const& be, fp8_linear_plan<Scale, Code> const& plan, view<X,
     validation check("fp8_linear");
     check.shape("x", x, plan.tokens, plan.inputs).unit_stride("x", x);
     check.shape("y", y, plan.tokens, plan.outputs).distinct("y", y).disjoint("y", y, x);
-    check_operand_blocks(check, "w.codes", "w.scales", w, plan.outputs, plan.inputs);
+    check_blocks(check, "w.codes", "w.scales", w, plan.outputs, plan.inputs);
     check.disjoint("y", y, w.codes).disjoint("y", y, w.scales);
     bool const keeps = !saved.codes.absent() || !saved.scales.absent();
     if (keeps) {
@@ -107,8 +99,8 @@ status fp8_linear_backward(B const& be, fp8_linear_plan<Scale, Code> const& plan
     int64_t const t = plan.tokens, o = plan.outputs, i = plan.inputs;
     validation check("fp8_linear_backward");
     check.shape("dy", dy, t, o).unit_stride("dy", dy);
-    check_operand_blocks(check, "w.codes", "w.scales", w, o, i);
-    check_operand_blocks(check, "saved.codes", "saved.scales", saved, t, i);
+    check_blocks(check, "w.codes", "w.scales", w, o, i);
+    check_blocks(check, "saved.codes", "saved.scales", saved, t, i);
     auto const check_gradient = [&](char const* name, auto const& gradient, int64_t row_count, int64_t column_count) {
         if (gradient.absent()) return;
         check.shape(name, gradient, row_count, column_count).distinct(name, gradient).disjoint(name, gradient, dy);

@@ -35,7 +35,7 @@ template <row_backend B, class X, class U, class Y> status swiglu(B const& be, v
     check.shape("y", y, row_count, width).unit_stride("y", y).distinct("y", y);
     check.disjoint_or_same("y", y, gate).disjoint_or_same("y", y, up);
     if (!check.ok() || gate.empty()) return check.result;
-    be.for_rows(row_count, width, swiglu_row<format, Y>{gate, up, y});
+    be.for_rows(row_count, width, swiglu_row<format, Y>{{gate, up}, y});
     return check.result;
 }
 

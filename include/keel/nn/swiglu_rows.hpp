@@ -6,15 +6,26 @@
 
 namespace keel::inline KEEL_ABI {
 
-/// y = silu(gate) * up.
-template <class X, class Y> struct swiglu_row {
+/// Rows of y = silu(gate) * up, for kernels that store them and for those that quantise them (quantize/quantize_produced.hpp).
+template <class X> struct swiglu_source {
     view<X const, 2> gate, up;
+
+    struct row_state {
+        X const *gate, *up;
+    };
+    template <class G> KEEL_FN row_state begin(G const&, int64_t row) const { return {gate.at(row), up.at(row)}; }
+    template <class G, class At, class Y> KEEL_FN static void put(G const& g, row_state const& s, int64_t column, At at, Y* p) {
+        g.store(p, at, silu(g.load(s.gate + column, at)) * g.load(s.up + column, at));
+    }
+};
+template <class X, class Y> struct swiglu_row {
+    swiglu_source<X> source;
     view<Y, 2> y;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
-        g.each(y.extent[1], [&](auto at) {
-            g.store(y.at(row), at, silu(g.load(gate.at(row), at)) * g.load(up.at(row), at));
-        });
+        auto const state = source.begin(g, row);
+        Y* const out = y.at(row);
+        g.each(y.extent[1], [&](auto at) { source.put(g, state, 0, at, out); });
     }
 };
 

@@ -50,6 +50,29 @@ KEEL_FN int64_t rms_norm_backward_workspace(int64_t row_count, int64_t column_co
     return workspace_total(column_sum_workspace(row_count, column_count));
 }
 
+// What the calls that normalise require of their arguments but the output.
+
+template <class X, class D>
+KEEL_HOST void check_norm(validation& check, view<X, 2> x, view<D, 1> delta, rms_norm_saved saved, float epsilon) {
+    if (!delta.absent()) check.shape("delta", delta, x.extent[1]).unit_stride("delta", delta);
+    if (!saved.rrms.absent()) check.shape("saved.rrms", saved.rrms, x.extent[0]).distinct("saved.rrms", saved.rrms);
+    check.require(epsilon >= 0x1p-126f && epsilon <= 0x1.fffffep127f, status_code::bad_option, "options.epsilon",
+                  "a finite number of at least 2^-126");
+    check.disjoint("saved.rrms", saved.rrms, x, delta);
+}
+template <class X, class R, class D, class S>
+KEEL_HOST void check_norm_sum(validation& check, view<X, 2> x, view<R, 2> residual, view<D, 1> delta, view<S, 2> sum,
+                              rms_norm_saved saved, residual_rounding rounding) {
+    static_assert(std::is_same_v<std::remove_const_t<X>, std::remove_const_t<R>>, "x and residual share one format");
+    check.shape("residual", residual, x.extent[0], x.extent[1]).unit_stride("residual", residual);
+    check.shape("sum", sum, x.extent[0], x.extent[1]).unit_stride("sum", sum).distinct("sum", sum);
+    check.disjoint("sum", sum, delta).disjoint("saved.rrms", saved.rrms, residual, sum);
+    if (rounding == residual_rounding::from_sum)
+        check.disjoint("sum", sum, x, residual);
+    else
+        check.disjoint_or_same("sum", sum, x).disjoint_or_same("sum", sum, residual);
+}
+
 /// Normalises each row by its root mean square and applies the gain 1 + delta.
 ///
 /// Formula        r = 1 / sqrt(sum(x^2) / columns + epsilon); u = x * r; y = fma(u, delta, u). The sum in THE reduction order,
@@ -69,18 +92,14 @@ template <row_backend B, class X, class D, class Y> status rms_norm(B const& be,
     int64_t const row_count = x.extent[0], column_count = x.extent[1];
     validation check("rms_norm");
     check.present("x", x).unit_stride("x", x);
-    if (!delta.absent()) check.shape("delta", delta, column_count).unit_stride("delta", delta);
+    check_norm(check, x, delta, saved, options.epsilon);
     check.shape("y", y, row_count, column_count).unit_stride("y", y).distinct("y", y);
-    if (!saved.rrms.absent()) check.shape("saved.rrms", saved.rrms, row_count).distinct("saved.rrms", saved.rrms);
-    check.require(options.epsilon >= 0x1p-126f && options.epsilon <= 0x1.fffffep127f, status_code::bad_option,
-                  "options.epsilon", "a finite number of at least 2^-126");
-    check.disjoint_or_same("y", y, x).disjoint("y", y, delta).disjoint("saved.rrms", saved.rrms, x, delta, y);
+    check.disjoint_or_same("y", y, x).disjoint("y", y, delta).disjoint("saved.rrms", saved.rrms, y);
     if (options.order == cast_order::cast_then_gain) check.disjoint("y", y, x);
     if (!check.ok()) return check.result;
     if (x.empty()) return check.result;
-    be.for_rows(row_count, column_count,
-                rms_norm_row<std::remove_const_t<X>, std::remove_const_t<D>, Y>{x, delta, y, saved.rrms,
-                                                                                options.epsilon, options.order});
+    using source = rms_norm_source<std::remove_const_t<X>, std::remove_const_t<D>>;
+    be.for_rows(row_count, column_count, stored_norm_row<source, Y>{{x, delta, saved.rrms, options.epsilon, options.order}, y});
     return check.result;
 }
 
@@ -120,28 +139,19 @@ template <row_backend B, class X, class R, class D, class Y>
 status add_rms_norm(B const& be, view<X, 2> x, view<R, 2> residual, view<D, 1> delta,
                     std::type_identity_t<view<std::remove_const_t<X>, 2>> sum, view<Y, 2> y, rms_norm_saved saved = {},
                     add_rms_norm_options options = {}) {
-    static_assert(std::is_same_v<std::remove_const_t<X>, std::remove_const_t<R>>, "x and residual share one format");
     int64_t const row_count = x.extent[0], column_count = x.extent[1];
     validation check("add_rms_norm");
     check.present("x", x).unit_stride("x", x);
-    check.shape("residual", residual, row_count, column_count).unit_stride("residual", residual);
-    if (!delta.absent()) check.shape("delta", delta, column_count).unit_stride("delta", delta);
-    check.shape("sum", sum, row_count, column_count).unit_stride("sum", sum).distinct("sum", sum);
+    check_norm(check, x, delta, saved, options.epsilon);
+    check_norm_sum(check, x, residual, delta, sum, saved, options.rounding);
     check.shape("y", y, row_count, column_count).unit_stride("y", y).distinct("y", y);
-    if (!saved.rrms.absent()) check.shape("saved.rrms", saved.rrms, row_count).distinct("saved.rrms", saved.rrms);
-    check.require(options.epsilon >= 0x1p-126f && options.epsilon <= 0x1.fffffep127f, status_code::bad_option,
-                  "options.epsilon", "a finite number of at least 2^-126");
-    check.disjoint("y", y, x, residual, sum, delta).disjoint("sum", sum, delta);
-    check.disjoint("saved.rrms", saved.rrms, x, residual, delta, sum, y);
-    if (options.rounding == residual_rounding::from_sum)
-        check.disjoint("sum", sum, x).disjoint("sum", sum, residual);
-    else
-        check.disjoint_or_same("sum", sum, x).disjoint_or_same("sum", sum, residual);
+    check.disjoint("y", y, x, residual, sum, delta).disjoint("saved.rrms", saved.rrms, y);
     if (!check.ok()) return check.result;
     if (x.empty()) return check.result;
+    using source = add_rms_norm_source<std::remove_const_t<X>, std::remove_const_t<D>>;
     be.for_rows(row_count, column_count,
-                add_rms_norm_row<std::remove_const_t<X>, std::remove_const_t<D>, Y>{
-                    x, residual, delta, sum, y, saved.rrms, options.epsilon, options.order, options.rounding});
+                stored_norm_row<source, Y>{
+                    {x, residual, delta, sum, saved.rrms, options.epsilon, options.order, options.rounding}, y});
     return check.result;
 }
 

@@ -40,19 +40,40 @@ KEEL_FN inverse_rms find_inverse_rms(int64_t n, float epsilon, Squares squares, 
     return {scale, div(1.0f, sqrt(add(div(squares(scale), count), mul(mul(epsilon, scale), scale))))};
 }
 
-/// y = u + u * delta with u = x * r; r is saved for the backward.
-template <class X, class D, class Y> struct rms_norm_row {
+/// The magnitude word of a row's largest element.
+template <class G, class X> KEEL_FN uint32_t row_largest(G const& g, X const* in, int64_t n) {
+    typename G::words top(0u);
+    g.each(n, [&](auto at) { top = umax(top, magnitude(g.load(in, at))); });
+    return g.max_bits(top);
+}
+
+/// y = u + u * delta to p[at]; under cast_then_gain u is rounded to p's format first. delta null: gain 1.
+template <class G, class At, class D, class Y>
+KEEL_FN void store_gained(G const& g, At at, typename G::value u, D const* delta, cast_order order, Y* p) {
+    if (order == cast_order::cast_then_gain) g.store(p, at, u), u = g.load(p, at);
+    g.store(p, at, delta == nullptr ? u : fma(u, g.load(delta, at), u));
+}
+
+// A row of the norm in two steps, for kernels that store it and for those that quantise it (quantize/quantize_produced.hpp): begin, which
+// finds r and saves it, then put, element by element.
+
+/// Rows of y = u + u * delta with u = x * r.
+template <class X, class D> struct rms_norm_source {
     view<X const, 2> x;
     view<D const, 1> delta;
-    view<Y, 2> y;
     view<float, 1> rrms;
     float epsilon;
     cast_order order;
 
-    template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
+    struct row_state {
+        inverse_rms r;
+        X const* in;
+        D const* delta;
+        cast_order order;
+    };
+    template <class G> KEEL_FN row_state begin(G const& g, int64_t row) const {
         using F = typename G::value;
         X const* const in = x.at(row);
-        Y* const out = y.at(row);
         int64_t const n = x.extent[1];
         inverse_rms const r = find_inverse_rms(
             n, epsilon,
@@ -64,59 +85,75 @@ template <class X, class D, class Y> struct rms_norm_row {
             },
             [&] { return row_largest(g, in, n); });
         if (!rrms.absent() && g.leader()) rrms(row) = canonical(r.value());
-        g.each(n, [&](auto at) {
-            F u = (g.load(in, at) * F(r.scale)) * F(r.root);
-            if (order == cast_order::cast_then_gain) g.store(out, at, u), u = g.load(out, at);
-            g.store(out, at, delta.absent() ? u : fma(u, g.load(delta.data, at), u));
-        });
+        return {r, in, delta.data, order};
     }
-
-    template <class G> KEEL_FN static uint32_t row_largest(G const& g, X const* in, int64_t n) {
-        typename G::words top(0u);
-        g.each(n, [&](auto at) { top = umax(top, magnitude(g.load(in, at))); });
-        return g.max_bits(top);
+    template <class G, class At, class Y> KEEL_FN static void put(G const& g, row_state const& s, int64_t column, At at, Y* p) {
+        using F = typename G::value;
+        F const u = (g.load(s.in + column, at) * F(s.r.scale)) * F(s.r.root);
+        store_gained(g, at, u, s.delta == nullptr ? nullptr : s.delta + column, s.order, p);
     }
 };
 
-/// sum = x + residual (stored, one rounding), then rms_norm_row of it.
-template <class X, class D, class Y> struct add_rms_norm_row {
+/// sum = x + residual (stored, one rounding), then rows of the norm of it.
+template <class X, class D> struct add_rms_norm_source {
     view<X const, 2> x, residual;
     view<D const, 1> delta;
     view<X, 2> sum;
-    view<Y, 2> y;
     view<float, 1> rrms;
     float epsilon;
     cast_order order;
     residual_rounding rounding;
 
-    template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
+    struct row_state {
+        inverse_rms r;
+        X const *a, *b, *stored;
+        D const* delta;
+        cast_order order;
+        residual_rounding rounding;
+
+        template <class G, class At> KEEL_FN typename G::value element(G const& g, int64_t column, At at) const {
+            using F = typename G::value;
+            return rounding == residual_rounding::from_stored ? g.load(stored + column, at) : F(g.load(a + column, at) + g.load(b + column, at));
+        }
+    };
+    template <class G> KEEL_FN row_state begin(G const& g, int64_t row) const {
         using F = typename G::value;
-        X const *const a = x.at(row), *const b = residual.at(row);
-        X* const s = sum.at(row);
-        Y* const out = y.at(row);
+        X* const to = sum.at(row);
+        row_state s{{1.0f, 1.0f}, x.at(row), residual.at(row), to, delta.data, order, rounding};
         int64_t const n = x.extent[1];
-        bool const stored = rounding == residual_rounding::from_stored;
-        g.each(n, [&](auto at) { g.store(s, at, g.load(a, at) + g.load(b, at)); });
-        auto const element = [&](auto at) { return stored ? g.load(s, at) : F(g.load(a, at) + g.load(b, at)); };
-        inverse_rms const r = find_inverse_rms(
+        g.each(n, [&](auto at) { g.store(to, at, g.load(s.a, at) + g.load(s.b, at)); });
+        s.r = find_inverse_rms(
             n, epsilon,
             [&](float scale) {
                 return g.sum(n, [&](F const& acc, auto at) {
-                    F const v = element(at) * F(scale);
+                    F const v = s.element(g, 0, at) * F(scale);
                     return fma(v, v, acc);
                 });
             },
             [&] {
                 typename G::words top(0u);
-                g.each(n, [&](auto at) { top = umax(top, magnitude(element(at))); });
+                g.each(n, [&](auto at) { top = umax(top, magnitude(s.element(g, 0, at))); });
                 return g.max_bits(top);
             });
-        if (!rrms.absent() && g.leader()) rrms(row) = canonical(r.value());
-        g.each(n, [&](auto at) {
-            F u = (element(at) * F(r.scale)) * F(r.root);
-            if (order == cast_order::cast_then_gain) g.store(out, at, u), u = g.load(out, at);
-            g.store(out, at, delta.absent() ? u : fma(u, g.load(delta.data, at), u));
-        });
+        if (!rrms.absent() && g.leader()) rrms(row) = canonical(s.r.value());
+        return s;
+    }
+    template <class G, class At, class Y> KEEL_FN static void put(G const& g, row_state const& s, int64_t column, At at, Y* p) {
+        using F = typename G::value;
+        F const u = (s.element(g, column, at) * F(s.r.scale)) * F(s.r.root);
+        store_gained(g, at, u, s.delta == nullptr ? nullptr : s.delta + column, s.order, p);
+    }
+};
+
+/// The rows of a source, stored.
+template <class Source, class Y> struct stored_norm_row {
+    Source source;
+    view<Y, 2> y;
+
+    template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
+        auto const state = source.begin(g, row);
+        Y* const out = y.at(row);
+        g.each(y.extent[1], [&](auto at) { Source::put(g, state, 0, at, out); });
     }
 };
 

@@ -1,7 +1,6 @@
 // Delayed scaling: a tensor's scale comes from the largest magnitudes of calls before, so that one pass over it does.
 #pragma once
 
-#include <keel/core/validate.hpp>
 #include <keel/quantize/quantize.hpp>
 
 namespace keel {
@@ -44,6 +43,7 @@ status quantize_delayed(B const& be, view<X, 2> x, block_scaled<Code, Scale, who
     using value = std::remove_const_t<X>;
     validation check("quantize_delayed");
     check.present("x", x).unit_stride("x", x);
+    check.unit_stride("out.codes", out.codes);
     check_new_blocks(check, "out.codes", "out.scales", x, out);
     check.present("history", history).distinct("history", history);
     check.require(history.extent[0] >= 1, status_code::bad_shape, "history", "length", history.extent[0], "1 or more");
@@ -55,12 +55,12 @@ status quantize_delayed(B const& be, view<X, 2> x, block_scaled<Code, Scale, who
                       "finite numbers, none negative");
     if (!check.ok() || x.empty()) return check.result;
 
-    view<value const, 2> const from = x;
+    adjacent_rows<value const> const from{x};
     float const largest = largest_amax(history), covered = mul(largest, static_cast<float>(1 << options.margin));
     uint32_t const amax = largest == 0 ? tensor_amax(be, from, non_finite_policy::isolate)
                                        : umin(bits(covered), infinity_bits - 1);
     if (report != nullptr) add_shared(report->elements, x.size());
-    uint32_t const own = quantize_tensor<Overflow, Rule>(be, from, out, amax, report);
+    uint32_t const own = quantize_tensor<Overflow, Rule>(be, from, adjacent_rows<Code>{out.codes}, out, amax, report);
     for (int64_t i = history.extent[0] - 1; i > 0; --i) history(i) = history(i - 1);
     history(0) = as_float(own);
     return check.result;

@@ -10,10 +10,13 @@ namespace keel::inline KEEL_ABI {
 /// Columns of one stretch: two lines of the stack's floats, and Rows of x that stay in the second-level cache.
 inline constexpr int64_t column_stretch = 1024;
 
-/// One strip: the blocks over rows [strip * Rows, ...), each of Rows elements of a column.
-template <class X, class Code, class Scale, int Rows, overflow Overflow, class Rule> struct quantize_column_strip {
+/// One strip: the blocks over rows [strip * Rows, ...), each of Rows elements of a column. x has adjacent columns; codes have too, or
+/// lie turned, with adjacent rows.
+template <class X, class Blocks, overflow Overflow, class Rule> struct quantize_column_strip {
+    static_assert(Blocks::block_columns == 1);
+    using code = typename Blocks::code;
     view<X const, 2> x;
-    block_scaled<Code, Scale, Rows, 1> out;
+    Blocks out;
     non_finite_policy policy;
     keel::report* report;
 
@@ -26,7 +29,8 @@ template <class X, class Code, class Scale, int Rows, overflow Overflow, class R
 
 private:
     template <bool Counting, class G> KEEL_FN void walk(G const& g, int64_t strip) const {
-        int64_t const first = strip * Rows, end = x.extent[0], last = first + Rows < end ? first + Rows : end;
+        int64_t const first = strip * Blocks::block_rows, end = x.extent[0],
+                      last = first + Blocks::block_rows < end ? first + Blocks::block_rows : end;
         quantize_tally<G, typename G::words> tally;
         for (int64_t column = 0; column < x.extent[1]; column += column_stretch) {
             int64_t const left = x.extent[1] - column;
@@ -57,60 +61,61 @@ private:
                 g.store(&top[0], at, as_float(among));
             });
 
+        auto const scales = row_of(columns(out.scales, column, n), strip);
         g.each(n, [&](auto at) {
             column_block<G, decltype(at)> const b{g, at, n};
-            block_scale<F> const s = Rule::template of<X, Code, F>(Scale{}, magnitude(g.load(&top[0], at)));
-            if constexpr (std::is_same_v<Scale, e8m0_scale>)
-                b.template put<overflow::to_nonfinite, rounding::toward_zero>(out.scales.at(strip) + column, s.scale);
-            else
-                b.put(out.scales.at(strip) + column, s.scale);
+            block_scale<F> const s = Rule::template of<X, code, F>(typename Blocks::scale_kind{}, magnitude(g.load(&top[0], at)));
+            put_scale<typename Blocks::scale_kind>(b, scales, s.scale);
             if constexpr (Counting) tally.add_scale(b, s.scale);
             g.store(&top[0], at, s.multiplier);
         });
-        bool const short_form = Rule::bounded && finite;
-        if (short_form) arrange_multipliers<X, Code>(g, &top[0], n);
-        for (int64_t row = first; row < last; ++row) {
-            X const* const from = x.at(row) + column;
-            Code* const to = out.codes.at(row) + column;
-            if (short_form)
-                encode_columns<Counting>(g, from, to, n, &top[0], tally.flushed);
-            else
-                g.each(n, [&](auto at) {
-                    F const v = g.load(from, at), scaled = v * g.load(&top[0], at);
-                    g.template store<Overflow>(to, at, scaled);
-                    if constexpr (Counting) tally.template add_elements<Code>(v, scaled);
-                });
+        bool const turned = out.codes.stride[1] != 1 && x.extent[1] > 1;
+        if (Rule::bounded && finite) {
+            arrange_multipliers<X, code>(g, &top[0], n);
+            if (turned)
+                return encode_columns_turned<Counting>(g, corner, x.stride[0], last - first, out.codes.at(first, column),
+                                                       out.codes.stride[1], n, &top[0], tally.flushed);
+            for (int64_t row = first; row < last; ++row)
+                encode_columns<Counting>(g, x.at(row) + column, out.codes.at(row) + column, n, &top[0], tally.flushed);
+            return;
         }
+        for (int64_t row = first; row < last; ++row)
+            g.each(n, [&](auto at) {
+                F const v = g.load(x.at(row) + column, at), scaled = v * g.load(&top[0], at);
+                U const word = encode_words<code, Overflow>(scaled);
+                if (turned)
+                    g.store_code(strided<code>{out.codes.at(row, column), out.codes.stride[1]}, at, word);
+                else
+                    g.store_code(out.codes.at(row) + column, at, word);
+                if constexpr (Counting) tally.template add_elements<code>(v, scaled, word);
+            });
     }
 };
 
 /// The strip of rows that blocks of RowsB x 1 cover, quantised both ways stretch by stretch: x is read from memory once, then from
-/// the cache. 1 x ColumnsA blocks lie whole in a stretch.
-template <class X, class Code, class Scale, int ColumnsA, int RowsB, overflow Overflow, class Rule>
-struct quantize_pair_strip {
-    static_assert(column_stretch % ColumnsA == 0);
+/// the cache. 1 x ColumnsA blocks lie whole in a stretch, their codes with adjacent columns.
+template <class X, class Along, class Down, overflow Overflow, class Rule> struct quantize_pair_strip {
+    static_assert(column_stretch % Along::block_columns == 0);
     view<X const, 2> x;
-    block_scaled<Code, Scale, 1, ColumnsA> along_rows;
-    block_scaled<Code, Scale, RowsB, 1> along_columns;
+    Along along_rows;
+    Down along_columns;
     non_finite_policy policy;
     keel::report* report;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t strip) const {
-        int64_t const first = strip * RowsB, end = x.extent[0], count = first + RowsB < end ? RowsB : end - first;
+        int64_t const first = strip * Down::block_rows, end = x.extent[0],
+                      count = first + Down::block_rows < end ? Down::block_rows : end - first;
         for (int64_t column = 0; column < x.extent[1]; column += column_stretch) {
             int64_t const left = x.extent[1] - column, n = left < column_stretch ? left : column_stretch;
             view<X const, 2> const part = columns(slice(x, first, count), column, n);
-            quantize_strip<X, Code, Scale, 1, ColumnsA, Overflow, Rule> const by_row{
-                part,
-                {columns(slice(along_rows.codes, first, count), column, n),
-                 columns(slice(along_rows.scales, first, count), column / ColumnsA, along_rows.scale_columns(n))},
-                policy,
-                report};
+            auto const codes = columns(slice(along_rows.codes, first, count), column, n);
+            auto const scales = columns(slice(along_rows.scales, first, count), column / Along::block_columns, along_rows.scale_columns(n));
+            quantize_strip<adjacent_rows<X const>, adjacent_rows<typename Along::code>, Along, Overflow, Rule> const by_row{
+                {part}, {codes}, scales, count, n, policy, report};
             for (int64_t row = 0; row < count; ++row) by_row(g, row);
-            quantize_column_strip<X, Code, Scale, RowsB, Overflow, Rule>{
+            quantize_column_strip<X, Down, Overflow, Rule>{
                 part,
-                {columns(slice(along_columns.codes, first, count), column, n),
-                 columns(slice(along_columns.scales, strip, 1), column, n)},
+                {columns(slice(along_columns.codes, first, count), column, n), columns(slice(along_columns.scales, strip, 1), column, n)},
                 policy,
                 report}(g, 0);
         }

@@ -1,14 +1,24 @@
-// The kernels of block quantisation: one walk over a strip of blocks, whatever their shape.
+// The kernels of block quantisation: one walk over a strip of blocks, whatever their shape and the order in which elements lie.
 #pragma once
 
 #include <keel/backend/scaled_codes.hpp>
 #include <keel/core/lanes.hpp>
+#include <keel/core/random.hpp>
 #include <keel/core/report.hpp>
 #include <keel/quantize/scale_rule.hpp>
 
+namespace keel {
+
+/// What became of one block's elements. Its scale says the rest.
+struct block_events {
+    uint32_t saturated, flushed, non_finite; ///< as in report
+};
+
+} // namespace keel
+
 namespace keel::inline KEEL_ABI {
 
-/// A block one column wide, with the members of a row group's block: each lane is a block of its own, scales adjacent.
+/// A block one column wide, with the members of a row group's block: each lane is a block of its own.
 template <class G, class At> struct column_block {
     using lane = typename G::value;
     using lane_words = typename G::words;
@@ -18,10 +28,11 @@ template <class G, class At> struct column_block {
 
     template <class Body> KEEL_FN void each(Body body) const { body(at); }
     KEEL_FN lane_words max_bits(lane_words const& u) const { return u; }
-    template <auto... Policy, class T> KEEL_FN void put(T* p, lane const& v, int64_t = 1) const {
-        g.template store<Policy...>(p, at, v);
-    }
-    template <class T> KEEL_FN lane get(T const* p, int64_t = 1) const { return g.load(p, at); }
+    KEEL_FN lane_words total(lane_words const& u) const { return u; }
+    template <auto... Policy, class P> KEEL_FN void put(P p, lane const& v) const { g.template store<Policy...>(p, at, v); }
+    template <class P> KEEL_FN void put_word(P p, lane_words const& u) const { g.store_code(p, at, u); }
+    template <class P> KEEL_FN lane get(P p) const { return g.load(p, at); }
+    template <class T> KEEL_FN lane get(strided<T> p) const { return p.step == 1 ? g.load(p.data, at) : g.load(p, at); }
     KEEL_FN mask_of<lane> valid() const { return gt(lane_words(static_cast<uint32_t>(n)), g.position(at)); }
     KEEL_FN static lane spread(lane const& v) { return v; }
 };
@@ -41,6 +52,34 @@ template <class F> KEEL_FN bits_of<F> finite_magnitude(F const& v) {
     return select(gt(m, U(infinity_bits - 1)), U(0u), m);
 }
 
+/// A block's scale into element `block` of a row of scales. It is an e8m0 value already; only NaN needs a policy.
+template <class Scale, class Block, class P, class V> KEEL_FN void put_scale(Block const& b, P p, V const& scale) {
+    if constexpr (std::is_same_v<Scale, e8m0_scale>)
+        b.template put<overflow::to_nonfinite, rounding::toward_zero>(p, scale);
+    else
+        b.put(p, scale);
+}
+
+/// How scaled elements become codes: to nearest.
+struct to_nearest {
+    static constexpr bool is_nearest = true;
+    template <class Code, overflow Overflow, class G, class At>
+    KEEL_FN typename G::words code(G const&, int64_t, At, typename G::value const& scaled) const {
+        return encode_words<Code, Overflow>(scaled);
+    }
+};
+/// Up or down by chance, by the number of the element in the tensor: first + row * pitch + column.
+struct to_random {
+    static constexpr bool is_nearest = false;
+    random_key key;
+    uint64_t first, pitch;
+    template <class Code, overflow Overflow, class G, class At>
+    KEEL_FN typename G::words code(G const& g, int64_t row, At at, typename G::value const& scaled) const {
+        return encode_words<Code, Overflow, rounding::stochastic>(
+            scaled, random_word(key, first + static_cast<uint64_t>(row) * pitch, g.position(at)));
+    }
+};
+
 /// One code's rounding boundary past its largest value: magnitudes above it overflow under nearest even.
 template <class Code> inline constexpr uint32_t overflow_boundary = format_traits<Code>::max_float_bits +
                                                                     (1u << (22 - format_traits<Code>::mantissa_bits)) -
@@ -53,14 +92,18 @@ template <class G, class W> struct quantize_tally {
     W scale_min, scale_max;
     KEEL_FN quantize_tally() : saturated(0u), flushed(0u), non_finite(0u), scale_min(0xffffffffu), scale_max(0u) {}
 
-    template <class Code, class F> KEEL_FN void add_elements(F const& x, F const& scaled) {
+    template <class Code, class F> KEEL_FN void add_elements(F const& x, F const& scaled, U const& code) {
         U const m = magnitude(x), s = magnitude(scaled), one(1u), none(0u);
         auto const past = both(gt(s, U(overflow_boundary<Code>)),
                                gt(U(infinity_bits + 1), s)); // a poisoned element is NaN, not large
         saturated = saturated + select(both(gt(U(infinity_bits), m), past), one, none);
-        flushed = flushed + select(both(gt(m, none), gt(U(bits(format_traits<Code>::min_subnormal() * 0.5f) + 1u), s)),
-                                   one, none);
+        flushed = flushed + flushed_to_zero<Code>(m, code);
         non_finite = non_finite + select(gt(m, U(infinity_bits - 1)), one, none);
+    }
+    KEEL_FN void add_elements(quantize_tally const& of) {
+        saturated = saturated + of.saturated;
+        flushed = flushed + of.flushed;
+        non_finite = non_finite + of.non_finite;
     }
     template <class Block, class F> KEEL_FN void add_scale(Block const& b, F const& scale) {
         auto const counted = both(b.valid(), gt(W(infinity_bits), magnitude(scale)));
@@ -79,80 +122,115 @@ template <class G, class W> struct quantize_tally {
     }
 };
 
+/// A row of block_events, one of its counters.
+struct event_row {
+    strided<block_events> of;
+    uint32_t block_events::* counter;
+    KEEL_FN uint32_t* element(int64_t i) const { return &(of.element(i)->*counter); }
+};
+template <class Block, class Tally> KEEL_FN void put_events(Block const& b, strided<block_events> row, Tally const& tally) {
+    b.put_word(event_row{row, &block_events::saturated}, b.total(tally.saturated));
+    b.put_word(event_row{row, &block_events::flushed}, b.total(tally.flushed));
+    b.put_word(event_row{row, &block_events::non_finite}, b.total(tally.non_finite));
+}
+
+/// code = encode(x * multiplier) for rows [first, last) of a block; `in_range` says that its elements are finite and stay within the
+/// codes' range, for the short encoding.
+template <class Code, overflow Overflow, bool Counting, class G, class Block, class From, class To, class Rounding, class Tally>
+KEEL_FN void encode_block(G const& g, Block const& b, From const& from, To const& to, int64_t first, int64_t last,
+                          typename G::value const& multiplier, bool in_range, Rounding const& rounding, Tally& tally) {
+    if constexpr (Rounding::is_nearest)
+        if (in_range) return encode_scaled_rows<Code, Counting>(g, b, from, to, first, last, multiplier, tally.flushed);
+    for (int64_t row = first; row < last; ++row)
+        b.each([&](auto at) {
+            auto const v = g.load(from(row), at), scaled = v * multiplier;
+            auto const code = rounding.template code<Code, Overflow>(g, row, at, scaled);
+            g.store_code(to(row), at, code);
+            if constexpr (Counting) tally.template add_elements<Code>(v, scaled, code);
+        });
+}
+
 /// One strip: the blocks over rows [strip * Rows, ...). Each block is read twice, the second time from cache: once for its largest
-/// magnitude, once to encode code = encode(x * multiplier). A block without NaN and Inf stays within the codes' range by its own scale, so
-/// the short encoding does.
-template <class X, class Code, class Scale, int Rows, int Columns, overflow Overflow, class Rule>
-struct quantize_strip {
-    view<X const, 2> x;
-    block_scaled<Code, Scale, Rows, Columns> out;
+/// magnitude, once to encode. A block without NaN and Inf stays within the codes' range by its own scale, so the short encoding does.
+/// From and To are adjacent_rows or spread_rows.
+template <class From, class To, class Blocks, overflow Overflow, class Rule, class Rounding = to_nearest> struct quantize_strip {
+    static constexpr int block_rows = Blocks::block_rows, block_columns = Blocks::block_columns;
+    using scale_kind = typename Blocks::scale_kind;
+    From x;
+    To codes;
+    typename Blocks::scale_matrix scales;
+    int64_t row_count, column_count;
     non_finite_policy policy;
     keel::report* report;
+    view<block_events, 2> events = {};
+    Rounding rounding = {};
+
+    /// A scale a block: in a column of blocks each lane is one.
+    template <class G> using scale_words =
+        typename std::conditional_t<block_columns == 1, std::type_identity<typename G::words>,
+                                    std::type_identity<typename G::template block_lane_words<block_columns>>>::type;
+    template <class G> using tally_of = quantize_tally<G, scale_words<G>>;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t strip) const {
-        int64_t const first = strip * Rows, end = x.extent[0];
-        int64_t const last = Rows == 1 || first + Rows < end ? first + Rows : end;
-        if (report != nullptr)
-            walk<true>(g, strip, first, last);
+        constexpr bool is_quick = std::is_same_v<From, adjacent_rows<typename From::value const>> && // else counting costs nothing beside
+                                  std::is_same_v<To, adjacent_rows<typename To::value>>;
+        if (!is_quick || report != nullptr || !events.absent())
+            walk<true>(g, strip);
         else
-            walk<false>(g, strip, first, last);
+            walk<!is_quick>(g, strip);
+    }
+
+    /// Block b of a strip, over rows [first, last).
+    template <bool Counting, class G, class Block, class Tally>
+    KEEL_FN void block(G const& g, Block const& b, int64_t strip, int64_t first, int64_t last, Tally& tally) const {
+        using F = typename Block::lane;
+        using words = typename G::words;
+        using code = std::remove_const_t<typename Blocks::code>;
+        words top(0u);
+        for (int64_t row = first; row < last; ++row) top = umax(top, largest_magnitude(g, b, x(row)));
+        auto amax = b.max_bits(top);
+        bool const finite = !g.any(gt(amax, bits_of<F>(infinity_bits - 1)));
+        if (!finite && policy == non_finite_policy::isolate) {
+            top = words(0u);
+            for (int64_t row = first; row < last; ++row)
+                b.each([&](auto at) { top = umax(top, finite_magnitude(g.load(x(row), at))); });
+            amax = b.max_bits(top);
+        }
+        block_scale<F> const s = Rule::template of<typename From::value, code, F>(scale_kind{}, amax);
+        put_scale<scale_kind>(b, row_of(scales, strip), s.scale);
+        if constexpr (Counting) tally.add_scale(b, s.scale);
+        auto const multiplier = b.spread(s.multiplier);
+        bool const in_range = Rule::bounded && finite;
+        if (Counting && !events.absent()) {
+            tally_of<G> own;
+            encode_block<code, Overflow, true>(g, b, x, codes, first, last, multiplier, false, rounding, own);
+            put_events(b, row_of(events, strip), own);
+            tally.add_elements(own);
+        } else {
+            encode_block<code, Overflow, Counting>(g, b, x, codes, first, last, multiplier, in_range, rounding, tally);
+        }
     }
 
 private:
-    /// A scale a block: in a column of blocks each lane is one.
-    template <class G> using scale_words =
-        typename std::conditional_t<Columns == 1, std::type_identity<typename G::words>,
-                                    std::type_identity<typename G::template block_lane_words<Columns>>>::type;
-
-    template <bool Counting, class G> KEEL_FN void walk(G const& g, int64_t strip, int64_t first, int64_t last) const {
-        quantize_tally<G, scale_words<G>> tally;
-        each_block<Columns>(g, x.extent[1], [&](auto const& b) {
-            using F = typename std::remove_cvref_t<decltype(b)>::lane;
-            using words = typename G::words;
-            words top(0u);
-            for (int64_t row = first; row < last; ++row) top = umax(top, largest_magnitude(g, b, x.at(row)));
-            auto amax = b.max_bits(top);
-            bool const finite = !g.any(gt(amax, bits_of<F>(infinity_bits - 1)));
-            if (!finite && policy == non_finite_policy::isolate) {
-                top = words(0u);
-                for (int64_t row = first; row < last; ++row)
-                    b.each([&](auto at) { top = umax(top, finite_magnitude(g.load(x.at(row), at))); });
-                amax = b.max_bits(top);
-            }
-            block_scale<F> const s = Rule::template of<X, Code, F>(Scale{}, amax);
-            if constexpr (std::is_same_v<Scale, e8m0_scale>)
-                b.template put<overflow::to_nonfinite, rounding::toward_zero>(out.scales.at(strip), s.scale,
-                                                                              out.scales.stride[1]);
-            else
-                b.put(out.scales.at(strip), s.scale, out.scales.stride[1]);
-            if constexpr (Counting) tally.add_scale(b, s.scale);
-            auto const multiplier = b.spread(s.multiplier);
-            for (int64_t row = first; row < last; ++row) {
-                if (Rule::bounded && finite) {
-                    encode_scaled<Code, Counting>(g, b, x.at(row), out.codes.at(row), multiplier, tally.flushed);
-                } else {
-                    b.each([&](auto at) {
-                        auto const v = g.load(x.at(row), at);
-                        auto const scaled = v * multiplier;
-                        g.template store<Overflow>(out.codes.at(row), at, scaled);
-                        if constexpr (Counting) tally.template add_elements<Code>(v, scaled);
-                    });
-                }
-            }
-        });
-        if constexpr (Counting) tally.give(g, *report);
+    template <bool Counting, class G> KEEL_FN void walk(G const& g, int64_t strip) const {
+        int64_t const first = strip * block_rows, last = block_rows == 1 || first + block_rows < row_count ? first + block_rows : row_count;
+        tally_of<G> tally;
+        each_block<block_columns>(g, column_count, [&](auto const& b) { block<Counting>(g, b, strip, first, last, tally); });
+        if (Counting && report != nullptr) tally.give(g, *report);
     }
 };
 
-/// y = decode(code) * scale, one rounding.
-template <class Code, class Scale, int Rows, int Columns, class Y> struct dequantize_row {
-    block_scaled<Code const, Scale, Rows, Columns> in;
-    view<Y, 2> y;
+/// y = decode(code) * scale, one rounding. From is adjacent_rows or spread_rows of codes, To of y.
+template <class From, class To, class Blocks> struct dequantize_row {
+    From codes;
+    typename Blocks::scale_matrix scales;
+    To y;
+    int64_t column_count;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
-        each_block<Columns>(g, y.extent[1], [&](auto const& b) {
-            auto const scale = b.spread(b.get(in.scales.at(row / Rows), in.scales.stride[1]));
-            decode_scaled(g, b, in.codes.at(row), y.at(row), scale);
+        each_block<Blocks::block_columns>(g, column_count, [&](auto const& b) {
+            auto const scale = b.spread(b.get(row_of(scales, row / Blocks::block_rows)));
+            decode_scaled(g, b, codes(row), y(row), scale);
         });
     }
 };

@@ -8,9 +8,15 @@ namespace keel::inline KEEL_ABI {
 /// Elements that are looked at together, the second time from cache; no result depends on it.
 inline constexpr int tensor_piece = 1024;
 
+/// Where a lone scale is put, as a block would.
+struct lone_scale {
+    template <auto... Policy, class P> KEEL_FN void put(P p, float v) const { store_element<Policy...>(element_of(p, 0), v); }
+    KEEL_FN bool valid() const { return true; }
+};
+
 /// The largest magnitude of a block as a word, of its finite elements if there are others; `finite` tells.
-template <class G, class Block, class X>
-KEEL_FN uint32_t largest_finite(G const& g, Block const& b, X const* p, bool& finite) {
+template <class G, class Block, class P>
+KEEL_FN uint32_t largest_finite(G const& g, Block const& b, P p, bool& finite) {
     uint32_t const top = g.max_bits(largest_magnitude(g, b, p));
     finite = top < infinity_bits;
     if (finite) return top;
@@ -20,16 +26,17 @@ KEEL_FN uint32_t largest_finite(G const& g, Block const& b, X const* p, bool& fi
 }
 
 /// The largest finite magnitude of a row into *top, as a word; *non_finite becomes 1 where there are NaN or Inf.
-template <class X> struct tensor_largest_row {
-    view<X const, 2> x;
+template <class From> struct tensor_largest_row {
+    From x;
+    int64_t column_count;
     uint32_t* top;
     uint32_t* non_finite;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
         uint32_t largest = 0, bad = 0;
-        g.template blocks<tensor_piece>(x.extent[1], [&](auto const& b) {
+        g.template blocks<tensor_piece>(column_count, [&](auto const& b) {
             bool finite = true;
-            largest = umax(largest, largest_finite(g, b, x.at(row), finite));
+            largest = umax(largest, largest_finite(g, b, x(row), finite));
             if (!finite) bad = 1;
         });
         if (!g.leader()) return;
@@ -40,14 +47,16 @@ template <class X> struct tensor_largest_row {
 
 /// A row's codes by a multiplier that is known. Elements of a magnitude up to `limit` round to at most code_max once scaled, if `bounded`:
 /// for pieces of such the short encoding does. *top takes the largest finite magnitude.
-template <class X, class Code, overflow Overflow> struct tensor_encode_row {
-    view<X const, 2> x;
-    view<Code, 2> codes;
+template <class From, class To, overflow Overflow, class Rounding> struct tensor_encode_row {
+    From x;
+    To codes;
+    int64_t column_count;
     float multiplier;
     bool bounded;
     uint32_t limit;
     uint32_t* top;
     keel::report* report;
+    Rounding rounding = {};
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
         if (report != nullptr)
@@ -59,23 +68,13 @@ template <class X, class Code, overflow Overflow> struct tensor_encode_row {
 private:
     template <bool Counting, class G> KEEL_FN void walk(G const& g, int64_t row) const {
         quantize_tally<G, uint32_t> tally;
-        X const* const from = x.at(row);
-        Code* const to = codes.at(row);
-        typename G::value const factor(multiplier);
         uint32_t largest = 0;
-        g.template blocks<tensor_piece>(x.extent[1], [&](auto const& b) {
+        g.template blocks<tensor_piece>(column_count, [&](auto const& b) {
             bool finite = true;
-            uint32_t const here = largest_finite(g, b, from, finite);
+            uint32_t const here = largest_finite(g, b, x(row), finite);
             largest = umax(largest, here);
-            if (bounded && finite && here <= limit) {
-                encode_scaled<Code, Counting>(g, b, from, to, factor, tally.flushed);
-                return;
-            }
-            b.each([&](auto at) {
-                auto const v = g.load(from, at), scaled = v * factor;
-                g.template store<Overflow>(to, at, scaled);
-                if constexpr (Counting) tally.template add_elements<Code>(v, scaled);
-            });
+            encode_block<typename To::value, Overflow, Counting>(g, b, x, codes, row, row + 1, typename G::value(multiplier),
+                                                                 bounded && finite && here <= limit, rounding, tally);
         });
         if constexpr (Counting) tally.give(g, *report);
         if (g.leader()) max_shared(*top, largest);
@@ -83,30 +82,28 @@ private:
 };
 
 /// amax of all of x as a word: of its finite elements, or with `poison` a NaN where x holds NaN or Inf. Host backends.
-template <class B, class X> uint32_t tensor_amax(B const& be, view<X const, 2> x, non_finite_policy policy) {
+template <class B, class From> uint32_t tensor_amax(B const& be, From const& x, non_finite_policy policy) {
     uint32_t top = 0, non_finite = 0;
-    be.for_rows(x.extent[0], x.extent[1], tensor_largest_row<X>{x, &top, &non_finite});
+    be.for_rows(x.v.extent[0], x.v.extent[1], tensor_largest_row<From>{x, x.v.extent[1], &top, &non_finite});
     return policy == non_finite_policy::poison && non_finite != 0 ? nan_bits : top;
 }
 
 /// The scale for `amax` into out and the codes of x by it; the largest finite magnitude that was met. Host backends.
-template <overflow Overflow, class Rule, class B, class X, class Code, class Scale>
-uint32_t quantize_tensor(B const& be, view<X const, 2> x, block_scaled<Code, Scale, whole, whole> out, uint32_t amax,
-                         report* report) {
-    block_scale<float> const s = Rule::template of<X, Code, float>(Scale{}, amax);
-    if constexpr (std::is_same_v<Scale, e8m0_scale>)
-        store_element<overflow::to_nonfinite, rounding::toward_zero>(out.scales.at(0, 0), s.scale);
-    else
-        store_element(out.scales.at(0, 0), s.scale);
+template <overflow Overflow, class Rule, class B, class From, class To, class Blocks, class Rounding = to_nearest>
+uint32_t quantize_tensor(B const& be, From const& x, To const& codes, Blocks const& out, uint32_t amax, report* report,
+                         Rounding const& rounding = {}) {
+    using scale_kind = typename Blocks::scale_kind;
+    block_scale<float> const s = Rule::template of<typename From::value, typename To::value, float>(scale_kind{}, amax);
+    put_scale<scale_kind>(lone_scale{}, row_of(out.scales, 0), s.scale);
     if (report != nullptr && magnitude(s.scale) < infinity_bits) {
         min_shared(report->scale_min_bits, bits(s.scale));
         max_shared(report->scale_max_bits, bits(s.scale));
     }
     uint32_t top = 0;
-    be.for_rows(x.extent[0], x.extent[1],
-                tensor_encode_row<X, Code, Overflow>{x, out.codes, s.multiplier,
-                                                     Rule::bounded && magnitude(s.multiplier) < infinity_bits, amax, &top,
-                                                     report});
+    be.for_rows(x.v.extent[0], x.v.extent[1],
+                tensor_encode_row<From, To, Overflow, Rounding>{x, codes, x.v.extent[1], s.multiplier,
+                                                                Rule::bounded && magnitude(s.multiplier) < infinity_bits, amax, &top, report,
+                                                                rounding});
     return top;
 }
 

@@ -3,21 +3,20 @@
 
 #include <keel/backend/matmul.hpp>
 #include <keel/backend/row_memory.hpp>
-#include <keel/core/validate.hpp>
-#include <keel/quantize/block_scaled.hpp>
+#include <keel/quantize/check_blocks.hpp>
 
 namespace keel::inline KEEL_ABI {
 
 /// The scale of A's element in `row` and block `block` of k.
-template <class Storage, int Rows> struct left_scales {
-    view<Storage const, 2> scales;
+template <class Scales, int Rows> struct left_scales {
+    Scales scales;
     KEEL_FN float operator()(int64_t, int64_t row, int64_t block) const {
         return load_element(scales.at(row / Rows, block));
     }
 };
 /// The scale of B's element in `column` and block `block` of k.
-template <class Storage, int Columns> struct right_scales {
-    view<Storage const, 2> scales;
+template <class Scales, int Columns> struct right_scales {
+    Scales scales;
     KEEL_FN float operator()(int64_t, int64_t column, int64_t block) const {
         return load_element(scales.at(block, column / Columns));
     }
@@ -46,25 +45,25 @@ int64_t scaled_matmul_workspace(B const& be, int64_t m, int64_t n, int64_t k, in
 /// Non-finite     NaN codes or scales make their elements of C NaN.
 /// Workspace      scaled_matmul_workspace(be, m, n, k), with L as last argument where L is not 128.
 /// Source         the promotion that DeepGEMM does on Hopper every 128, here without the tensor core's short sum.
-template <matmul_backend B, class CodeA, class ScaleA, int RowsA, int Block, class CodeB, class ScaleB, int ColumnsB,
-          class C>
-status scaled_matmul(B const& be, block_scaled<CodeA, ScaleA, RowsA, Block> a,
-                     block_scaled<CodeB, ScaleB, Block, ColumnsB> b, view<C, 2> c, matmul_options options = {},
+template <matmul_backend B, class CodeA, class ScaleA, int RowsA, int Block, class LayoutA, class CodeB, class ScaleB, int ColumnsB,
+          class LayoutB, class C>
+status scaled_matmul(B const& be, block_scaled<CodeA, ScaleA, RowsA, Block, LayoutA> a,
+                     block_scaled<CodeB, ScaleB, Block, ColumnsB, LayoutB> b, view<C, 2> c, matmul_options options = {},
                      workspace ws = {}) {
     int64_t const m = c.extent[0], n = c.extent[1], k = a.codes.extent[1];
     validation check("scaled_matmul");
     check.present("c", c).distinct("c", c);
-    check.shape("a.codes", a.codes, m, k).shape("a.scales", a.scales, a.scale_rows(m), a.scale_columns(k));
-    check.shape("b.codes", b.codes, k, n).shape("b.scales", b.scales, b.scale_rows(k), b.scale_columns(n));
-    check.disjoint("c", c, a.codes).disjoint("c", c, b.codes).disjoint("c", c, a.scales).disjoint("c", c, b.scales);
+    check_blocks(check, "a.codes", "a.scales", a, m, k);
+    check_blocks(check, "b.codes", "b.scales", b, k, n);
+    check.disjoint("c", c, a.codes, b.codes, memory_of(a.scales), memory_of(b.scales));
     check.require(options.form == product_form::full, status_code::bad_option, "options.form", "product_form::full");
     check.enough(ws, scaled_matmul_workspace(be, m, n, k, Block));
     if (!check.ok()) return check.result;
     product_set set;
     set.a = layout_of(a.codes), set.b = layout_of(b.codes), set.c = layout_of(c);
     set.m = m, set.n = n, set.k = k, set.options = options;
-    using left = left_scales<typename ScaleA::storage, RowsA>;
-    using right = right_scales<typename ScaleB::storage, ColumnsB>;
+    using left = left_scales<typename LayoutA::template matrix<typename ScaleA::storage const>, RowsA>;
+    using right = right_scales<typename LayoutB::template matrix<typename ScaleB::storage const>, ColumnsB>;
     promotion<left, right> const promote{Block, left{a.scales}, right{b.scales}};
     return matmul_promoted<std::remove_const_t<CodeA>, std::remove_const_t<CodeB>, C>(be, set, promote, ws);
 }

@@ -62,6 +62,11 @@ template <class Arch> struct cpu_row_group {
     template <class T> KEEL_FN void store_code(T* p, at_tail at, words const& u) const {
         store_words_partial(storage_of(p + at.i), u, at.count);
     }
+    template <scattered_row P, class At> KEEL_FN void store_code(P p, At at, words const& u) const {
+        uint32_t line[std::size_t{width}];
+        store_words(&line[0], u);
+        for (int64_t k = 0; k < count_of(at); ++k) store_bits(p.element(at.i + k), line[k]);
+    }
     KEEL_FN void sync() const {}
 
     KEEL_FN static int64_t count_of(at_full) { return width; }
@@ -182,8 +187,10 @@ template <class Arch> struct cpu_row_group {
                 if (k < count) body(at_tail{i + k, count - k});
         }
         KEEL_FN uint32_t max_bits(words const& u) const { return max_word(u); }
-        template <auto... Policy, class T> KEEL_FN void put(T* p, float v, int64_t step = 1) const { store_element<Policy...>(p + index * step, v); }
-        template <class T> KEEL_FN float get(T const* p, int64_t step = 1) const { return load_element(p + index * step); }
+        KEEL_FN uint32_t total(words const& u) const { return static_cast<uint32_t>(sum_words(u)); }
+        template <auto... Policy, class P> KEEL_FN void put(P p, float v) const { store_element<Policy...>(element_of(p, index), v); }
+        template <class P> KEEL_FN void put_word(P p, uint32_t u) const { store_bits(element_of(p, index), u); }
+        template <class P> KEEL_FN float get(P p) const { return load_element(element_of(p, index)); }
         KEEL_FN bool valid() const { return true; }
         KEEL_FN static value spread(float v) { return value(v); }
     };

@@ -111,7 +111,7 @@ KEEL_FN bits_pack<A> largest_magnitude(cpu_row_group<A> const& g, Block const& b
     using word = typename U::register_type;
     U const largest = umax(U::of(word(_mm512_castps_si512(even))), U::of(word(_mm512_castps_si512(odd))));
     if (count == b.count) return largest;
-    return umax(largest, largest_magnitude<cpu_row_group<A>, Block, bf16>(g, rest_of(b, count), p));
+    return umax(largest, largest_magnitude<cpu_row_group<A>, Block, bf16 const*>(g, rest_of(b, count), p));
 }
 
 namespace detail {
@@ -150,7 +150,7 @@ KEEL_FN void encode_scaled(cpu_row_group<A> const& g, Block const& b, bf16 const
     for (int64_t k = 0; k < count; k += 64) lost += detail::encode_64<Code, Counting>(from + b.i + k, to + b.i + k, same);
     if constexpr (Counting) detail::add_count(flushed, lost);
     if (count < b.count)
-        encode_scaled<Code, Counting, cpu_row_group<A>, Block, bf16>(g, rest_of(b, count), from, to, multiplier, flushed);
+        encode_scaled<Code, Counting, cpu_row_group<A>, Block, bf16 const*, Code*>(g, rest_of(b, count), from, to, multiplier, flushed);
 }
 
 // Columns: whole groups of 64 of them; what is left goes the general way.
@@ -218,7 +218,7 @@ KEEL_FN void decode_scaled(cpu_row_group<A> const& g, Block const& b, Code const
         __m512i const words = _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_maskz_srli_epi32(0xffff, low, 16), high);
         _mm512_storeu_si512(to + b.i + k, words);
     }
-    if (count < b.count) decode_scaled<cpu_row_group<A>, Block, Code, bf16>(g, rest_of(b, count), from, to, scale);
+    if (count < b.count) decode_scaled<cpu_row_group<A>, Block, Code const*, bf16*>(g, rest_of(b, count), from, to, scale);
 }
 
 } // namespace keel::inline KEEL_ABI
