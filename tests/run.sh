@@ -104,11 +104,10 @@ run_tests() {
     ctest --preset "$preset" --parallel "$jobs" "$@"
 }
 
-# sanitize PRESET FOLDER...: builds and runs the unit tests of those of the folders that hold any.
-sanitize() {
+# some PRESET FOLDER...: builds and runs the unit tests of those of the folders that hold any.
+some() {
     local preset=$1 folder targets=() pattern=
     shift
-    have clang++ || { echo "clang++ is not installed: skipped"; return 77; }
     for folder in "$@"; do
         if ls "tests/$folder"/*.cpp >/dev/null 2>&1; then
             targets+=("keel_test_$folder")
@@ -116,6 +115,10 @@ sanitize() {
         fi
     done
     build "$preset" "${targets[@]}" && run_tests "$preset" -R "^($pattern)\$"
+}
+sanitize() {
+    have clang++ || { echo "clang++ is not installed: skipped"; return 77; }
+    some "$@"
 }
 
 full() { # PRESET: everything built, all unit tests and scripts
@@ -157,7 +160,8 @@ else
     step "clang++: build and tests" full clang-release
     step "clang++: address and undefined behaviour" sanitize asan-ubsan "${every_folder[@]}"
     step "clang++: threads" sanitize tsan "${every_folder[@]}"
-    step "debug" full debug
+    # The sanitizers' builds have assertions too, of every folder; left are g++ and the packs of the lesser instruction sets.
+    step "g++ -O0, assertions: every pack" some debug "${core_folders[@]}" quantize norm
     step "the same bits at every level, both compilers" python3 tests/bits/run.py --all --jobs "$jobs"
     step "nvcc: CUDA kernels" cuda
     step "clang-tidy" tidy

@@ -201,7 +201,8 @@ TEST_CASE("counts of two ranks add as integers before any sign is taken") { // M
 
 TEST_CASE("two ranks that sum counts and tokens in place move the bias as one rank that saw everything") {
     keel::cpu be;
-    list here{10, 6, 5, 3}, there{0, 1, 5, 6}, later{2, 2, 0, 0}; // 12 + 6 + 2 tokens, k = 2
+    // Not {2, 2, 0, 0}: gcc 12.2 -O2 for x86-64-v4 stores that constant as {2, 2, 2, 2}, a broadcast to the wrong width.
+    list here{10, 6, 5, 3}, there{0, 1, 5, 6}, later{2, 0, 1, 1}; // 12 + 6 + 2 tokens, k = 2
     layer one(4), left(4), right(4);
     for (list* a : {&here, &there, &later}) {
         int64_t const tokens = a == &here ? 12 : a == &there ? 6 : 2, m = a == &here ? 0 : a == &there ? 1 : 2;
