@@ -1,6 +1,6 @@
 // What a quantiser does with every element of a block, as calls on a group: the largest magnitude, the codes of the scaled elements,
 // and back. The loops here are the definition; where a backend knows a quicker way to the same bits it overloads them
-// (cpu/scaled_codes_avx512.hpp).
+// (cpu/scaled_codes_x86.hpp).
 #pragma once
 
 #include <keel/backend/concepts.hpp>

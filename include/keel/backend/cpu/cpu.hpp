@@ -4,7 +4,7 @@
 #include <keel/backend/cpu/arch.hpp>
 #include <keel/backend/cpu/executor.hpp>
 #include <keel/backend/cpu/row_group.hpp>
-#include <keel/backend/cpu/scaled_codes_avx512.hpp>
+#include <keel/backend/cpu/scaled_codes_x86.hpp>
 #include <keel/backend/cpu/turned_codes.hpp>
 
 namespace keel::inline KEEL_ABI {

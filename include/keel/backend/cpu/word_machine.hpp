@@ -1,0 +1,211 @@
+// The few operations on registers of 16-bit words that scaled_codes_x86.hpp is made of, on AVX-512 and on AVX2.
+//
+// i is a register of integers, f the same as floats; `elements` 16-bit elements fill one.
+#pragma once
+
+#include <keel/backend/cpu/pack.hpp>
+#include <keel/format/bf16.hpp>
+
+#if defined(__AVX2__) && defined(__FMA__)
+
+#if defined(__GNUC__) && !defined(__clang__) // GCC bug 105593, as in pack_avx512.hpp
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+namespace keel::inline KEEL_ABI::detail {
+
+template <class A> struct word_machine {
+    static constexpr bool exists = false;
+};
+
+template <> struct word_machine<arch::avx2> {
+    static constexpr bool exists = true;
+    using i = __m256i;
+    using f = __m256;
+    static constexpr int elements = 16;
+
+    KEEL_FN static i load(bf16 const* p) { return _mm256_loadu_si256(reinterpret_cast<i const*>(p)); }
+    KEEL_FN static void store(bf16* p, i v) { _mm256_storeu_si256(reinterpret_cast<i*>(p), v); }
+    KEEL_FN static f load(float const* p) { return _mm256_load_ps(p); }
+    KEEL_FN static void store(float* p, f v) { _mm256_store_ps(p, v); }
+    KEEL_FN static i zero() { return _mm256_setzero_si256(); }
+    KEEL_FN static i set16(uint32_t v) { return _mm256_set1_epi16(static_cast<short>(v)); }
+    KEEL_FN static i set32(uint32_t v) { return _mm256_set1_epi32(static_cast<int>(v)); }
+    KEEL_FN static i land(i a, i b) { return _mm256_and_si256(a, b); }
+    KEEL_FN static i add32(i a, i b) { return _mm256_add_epi32(a, b); }
+    KEEL_FN static i sub16(i a, i b) { return _mm256_sub_epi16(a, b); }
+    KEEL_FN static i max16(i a, i b) { return _mm256_max_epu16(a, b); }
+    KEEL_FN static i max32(i a, i b) { return _mm256_max_epu32(a, b); }
+    template <int N> KEEL_FN static i shl32(i a) { return _mm256_slli_epi32(a, N); }
+    template <int N> KEEL_FN static i shr32(i a) { return _mm256_srli_epi32(a, N); }
+    template <int N> KEEL_FN static i shl16(i a) { return _mm256_slli_epi16(a, N); }
+    template <int N> KEEL_FN static i shr16(i a) { return _mm256_srli_epi16(a, N); }
+    KEEL_FN static f mul(f a, f b) { return _mm256_mul_ps(a, b); }
+    KEEL_FN static f add(f a, f b) { return _mm256_add_ps(a, b); }
+    KEEL_FN static f as_f(i a) { return _mm256_castsi256_ps(a); }
+    KEEL_FN static i as_i(f a) { return _mm256_castps_si256(a); }
+    /// The lower word of each lane from a, the upper one from b.
+    KEEL_FN static i words_of(i a, i b) { return _mm256_blend_epi16(a, b, 0xaa); }
+    /// The bits of a where `mask` has ones, else those of b.
+    KEEL_FN static i choose(i mask, i a, i b) { return _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b)); }
+    /// b where the float a is NaN, else v.
+    KEEL_FN static i if_nan(f a, i v, i b) {
+        return _mm256_blendv_epi8(v, b, _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)));
+    }
+    /// The low bytes of a's words, then of b's.
+    KEEL_FN static i bytes_of(i a, i b) { return _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xd8); }
+    template <class Code> KEEL_FN static void store_bytes(Code* p, i v) { _mm256_storeu_si256(reinterpret_cast<i*>(p), v); }
+    /// Bytes to words.
+    template <class Code> KEEL_FN static i load_bytes(Code const* p) {
+        return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<__m128i const*>(p)));
+    }
+    /// How many bytes have no bit of 0x7f where the word beside them (a's, then b's) has one of 0x7fff.
+    KEEL_FN static int64_t flushed(i bytes, i a, i b) {
+        i const lost = _mm256_cmpeq_epi8(land(bytes, _mm256_set1_epi8(0x7f)), zero());
+        i const none = _mm256_packs_epi16(_mm256_cmpeq_epi16(land(a, set16(0x7fff)), zero()), _mm256_cmpeq_epi16(land(b, set16(0x7fff)), zero()));
+        i const some_lost = _mm256_andnot_si256(_mm256_permute4x64_epi64(none, 0xd8), lost);
+        return __builtin_popcount(static_cast<uint32_t>(_mm256_movemask_epi8(some_lost)));
+    }
+    /// Elements 0, 2, ... and 1, 3, ... of two registers.
+    KEEL_FN static void split(f low, f high, f& even, f& odd) {
+        auto const in_order = [](f v) { return as_f(_mm256_permute4x64_epi64(as_i(v), 0xd8)); };
+        even = in_order(_mm256_shuffle_ps(low, high, 0x88));
+        odd = in_order(_mm256_shuffle_ps(low, high, 0xdd));
+    }
+    /// p = max(p, floats of bf16 words), magnitudes.
+    KEEL_FN static void raise(float* p, i words) {
+        __m128i const half[] = {_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)};
+        for (int h = 0; h < 2; ++h) {
+            i const own = shl32<16>(_mm256_cvtepu16_epi32(half[h]));
+            i* const to = reinterpret_cast<i*>(p + 8 * h);
+            _mm256_store_si256(to, max32(own, _mm256_load_si256(to)));
+        }
+    }
+    /// A count in lane 0.
+    KEEL_FN static i lone(int64_t count) { return _mm256_setr_epi32(static_cast<int>(count), 0, 0, 0, 0, 0, 0, 0); }
+    /// The bf16 words of codes in the low bytes of words: fields moved into place; what has no leading one from a table, what is not
+    /// finite set apart.
+    template <class Code> KEEL_FN static i decoded(i codes) {
+        using traits = format_traits<Code>;
+        constexpr int up = 7 - traits::mantissa_bits;
+        constexpr uint32_t bias = static_cast<uint32_t>(127 - traits::bias) << 7, subnormals = 1u << traits::mantissa_bits;
+        alignas(16) static constexpr auto table = subnormal_bytes<Code>();
+        i const magnitude = land(codes, set16(0x7f));
+        i const low = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<__m128i const*>(&table.low[0])));
+        i const high = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<__m128i const*>(&table.high[0])));
+        i const place = _mm256_or_si256(magnitude, set16(0x8000)); // the upper byte picks nothing
+        i const small = _mm256_or_si256(_mm256_shuffle_epi8(low, place), shl16<8>(_mm256_shuffle_epi8(high, place)));
+        i const normal = _mm256_add_epi16(shl16<up>(magnitude), set16(bias));
+        i word = _mm256_blendv_epi8(normal, small, _mm256_cmpgt_epi16(set16(subnormals), magnitude));
+        i const beyond = _mm256_cmpgt_epi16(magnitude, set16(traits::max_code));
+        i const bad = traits::has_infinity ? _mm256_or_si256(shl16<up>(magnitude), set16(0x7f80)) : set16(0x7fff);
+        word = _mm256_blendv_epi8(word, bad, beyond);
+        return _mm256_or_si256(word, land(shl16<8>(codes), set16(0x8000)));
+    }
+
+private:
+    struct byte_table {
+        uint8_t low[16], high[16];
+    };
+    /// The bytes of the bf16 words of codes below the smallest normal one.
+    template <class Code> static constexpr byte_table subnormal_bytes() {
+        byte_table t{};
+        for (uint32_t code = 0; code < (1u << format_traits<Code>::mantissa_bits); ++code) {
+            uint16_t const word = encode<bf16>(decode(from_word<Code>(code))).bits;
+            t.low[code] = static_cast<uint8_t>(word), t.high[code] = static_cast<uint8_t>(word >> 8);
+        }
+        return t;
+    }
+};
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+
+template <> struct word_machine<arch::avx512> {
+    static constexpr bool exists = true;
+    using i = __m512i;
+    using f = __m512;
+    static constexpr int elements = 32;
+
+    KEEL_FN static i load(bf16 const* p) { return _mm512_loadu_si512(p); }
+    KEEL_FN static void store(bf16* p, i v) { _mm512_storeu_si512(p, v); }
+    KEEL_FN static f load(float const* p) { return _mm512_load_ps(p); }
+    KEEL_FN static void store(float* p, f v) { _mm512_store_ps(p, v); }
+    KEEL_FN static i zero() { return _mm512_setzero_si512(); }
+    KEEL_FN static i set16(uint32_t v) { return _mm512_set1_epi16(static_cast<short>(v)); }
+    KEEL_FN static i set32(uint32_t v) { return _mm512_set1_epi32(static_cast<int>(v)); }
+    KEEL_FN static i land(i a, i b) { return _mm512_and_si512(a, b); }
+    KEEL_FN static i add32(i a, i b) { return _mm512_add_epi32(a, b); }
+    KEEL_FN static i sub16(i a, i b) { return _mm512_sub_epi16(a, b); }
+    KEEL_FN static i max16(i a, i b) { return _mm512_max_epu16(a, b); }
+    KEEL_FN static i max32(i a, i b) { return _mm512_maskz_max_epu32(0xffff, a, b); }
+    template <int N> KEEL_FN static i shl32(i a) { return _mm512_maskz_slli_epi32(0xffff, a, N); }
+    template <int N> KEEL_FN static i shr32(i a) { return _mm512_maskz_srli_epi32(0xffff, a, N); }
+    template <int N> KEEL_FN static i shl16(i a) { return _mm512_slli_epi16(a, N); }
+    template <int N> KEEL_FN static i shr16(i a) { return _mm512_srli_epi16(a, N); }
+    KEEL_FN static f mul(f a, f b) { return _mm512_mul_ps(a, b); }
+    KEEL_FN static f add(f a, f b) { return _mm512_add_ps(a, b); }
+    KEEL_FN static f as_f(i a) { return _mm512_castsi512_ps(a); }
+    KEEL_FN static i as_i(f a) { return _mm512_castps_si512(a); }
+    KEEL_FN static i words_of(i a, i b) { return _mm512_mask_blend_epi16(0xaaaaaaaau, a, b); }
+    KEEL_FN static i choose(i mask, i a, i b) {
+        constexpr int first_chooses = 0xca; // the second operand's bit where the first has one, else the third's
+        return _mm512_ternarylogic_epi32(mask, a, b, first_chooses);
+    }
+    KEEL_FN static i if_nan(f a, i v, i b) { return _mm512_mask_mov_epi32(v, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), b); }
+    KEEL_FN static i bytes_of(i a, i b) {
+        __m512i const order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7); // packing works within 128 bits
+        return _mm512_maskz_permutexvar_epi64(0xff, order, _mm512_packus_epi16(a, b));
+    }
+    template <class Code> KEEL_FN static void store_bytes(Code* p, i v) { _mm512_storeu_si512(p, v); }
+    template <class Code> KEEL_FN static i load_bytes(Code const* p) {
+        return _mm512_maskz_cvtepu8_epi16(0xffffffffu, _mm256_loadu_si256(reinterpret_cast<__m256i const*>(p)));
+    }
+    KEEL_FN static int64_t flushed(i bytes, i a, i b) {
+        uint64_t const lost = _mm512_testn_epi8_mask(bytes, _mm512_set1_epi8(0x7f));
+        uint64_t const some = _mm512_test_epi16_mask(a, set16(0x7fff)) | uint64_t{_mm512_test_epi16_mask(b, set16(0x7fff))} << 32;
+        return __builtin_popcountll(lost & some);
+    }
+    KEEL_FN static void split(f low, f high, f& even, f& odd) {
+        even = _mm512_permutex2var_ps(low, _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30), high);
+        odd = _mm512_permutex2var_ps(low, _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31), high);
+    }
+    KEEL_FN static void raise(float* p, i words) {
+        __m256i const half[] = {_mm512_castsi512_si256(words), _mm512_maskz_extracti64x4_epi64(0xff, words, 1)};
+        for (int h = 0; h < 2; ++h) {
+            i const own = shl32<16>(_mm512_maskz_cvtepu16_epi32(0xffff, half[h]));
+            _mm512_store_si512(p + 16 * h, max32(own, _mm512_load_si512(p + 16 * h)));
+        }
+    }
+    KEEL_FN static i lone(int64_t count) { return _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(count))); }
+    /// From a table of the words of codes 0 ... 127.
+    template <class Code> KEEL_FN static i decoded(i codes) {
+        alignas(64) static constexpr auto table = all_words<Code>();
+        auto const quarter = [&](int q) { return _mm512_load_si512(&table.word[32 * q]); };
+        i const low = _mm512_permutex2var_epi16(quarter(0), codes, quarter(1));
+        i const high = _mm512_permutex2var_epi16(quarter(2), codes, quarter(3));
+        i const magnitudes = _mm512_mask_blend_epi16(_mm512_test_epi16_mask(codes, set16(0x40)), low, high);
+        return _mm512_or_si512(magnitudes, land(shl16<8>(codes), set16(0x8000)));
+    }
+
+private:
+    struct word_table {
+        uint16_t word[128];
+    };
+    template <class Code> static constexpr word_table all_words() {
+        word_table t{};
+        for (uint32_t code = 0; code < 128; ++code) t.word[code] = encode<bf16>(decode(from_word<Code>(code))).bits;
+        return t;
+    }
+};
+template <> struct word_machine<arch::avx512bf16> : word_machine<arch::avx512> {};
+
+#endif
+
+} // namespace keel::inline KEEL_ABI::detail
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+#endif
