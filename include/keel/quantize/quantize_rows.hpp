@@ -156,6 +156,7 @@ KEEL_FN void encode_block(G const& g, Block const& b, From const& from, To const
 template <class From, class To, class Blocks, overflow Overflow, class Rule, class Rounding = to_nearest> struct quantize_strip {
     static constexpr int block_rows = Blocks::block_rows, block_columns = Blocks::block_columns;
     using scale_kind = typename Blocks::scale_kind;
+    static_assert(format_traits<std::remove_const_t<typename Blocks::code>>::max_exponent >= 1, "keel: codes whose largest value is below 2 leave large blocks no scale");
     From x;
     To codes;
     typename Blocks::scale_matrix scales;

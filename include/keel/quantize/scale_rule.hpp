@@ -85,13 +85,13 @@ struct ocp_even {
     static constexpr bool bounded = false;
 
     template <class X, class Code, class F, class Scale>
-    KEEL_FN static block_scale<F> of(Scale scale, bits_of<F> const& amax) {
+    KEEL_FN static block_scale<F> of(Scale, bits_of<F> const& amax) {
+        static_assert(Scale::is_power_of_two, "ocp_even makes powers of two");
         using U = bits_of<F>;
         constexpr int cut = 23 - format_traits<Code>::mantissa_bits;
-        U const rounded = amax + U((1u << (cut - 1)) - 1) + (shr<cut>(amax) & U(1u));
-        auto const bad = gt(amax, U(infinity_bits - 1));
-        U const finite = umin(rounded, U(infinity_bits - 1)); // past the largest float there is no scale to go to
-        return ocp_floor::of<X, Code, F>(scale, select(bad, amax, finite));
+        constexpr uint32_t exponent = (format_traits<Code>::max_float_bits >> 23) - 127, least = detail::least_exponent<Scale>;
+        U const rounded = amax + U((1u << (cut - 1)) - 1) + (shr<cut>(amax) & U(1u)); // up to 2^128, whose scale is a number
+        return detail::power_of_two_scale_of<F>(umax(shr<23>(rounded), U(exponent + least)) - U(exponent), amax);
     }
 };
 
@@ -129,7 +129,8 @@ private:
 };
 
 /// DeepGEMM: amax = max(amax, 1e-4); scale = amax / code_max, for powers of two its exponent plus one where the mantissa is not zero;
-/// multiplier = 1 / scale. The floor flushes blocks below 2e-10 to zero: for its bits, not for its numbers.
+/// multiplier = 1 / scale. On a GPU its reference divides by way of fp32(1 / code_max), so
+/// that fp32 scales may differ in the last place from the CPU's, which these are; powers of two do not. The floor flushes blocks below 2e-10 to zero: for its bits, not for its numbers.
 struct deep_gemm {
     static constexpr bool bounded = true;
 
@@ -147,8 +148,9 @@ struct deep_gemm {
 
 /// TransformerEngine, Float8BlockScaling with its default epsilon of 0: multiplier = code_max / amax, with its mantissa cleared for
 /// powers of two; 1 for a zero block; the input format's largest value where the quotient is Inf, and only there (f16
-/// input has no amax so small). scale = 1 / multiplier, which for such tiny blocks is subnormal. For e8m0 it is
-/// TransformerEngine's MXFP8 rule, the same as round_up.
+/// input has no amax so small). scale = 1 / multiplier, which for such tiny blocks is subnormal. For e8m0, its MXFP8
+/// recipe, it is round_up; TransformerEngine differs on one amax, the float next above code_max * 2^-127, whose product with 1 / code_max
+/// loses the digit that would round the scale up.
 struct transformer_engine {
     static constexpr bool bounded = true;
 
