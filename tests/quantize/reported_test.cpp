@@ -1,6 +1,5 @@
 // Kinds of faults that users of other quantisers have reported, each asked for every shape, scale and rule that it could touch. Single
 // inputs are in tests/vectors.
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
