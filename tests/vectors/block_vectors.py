@@ -9,17 +9,19 @@ KINDS, CODES = list(BLOCK), ["e4m3", "e5m2"]
 E4M3, E5M2 = FORMATS["e4m3"], FORMATS["e5m2"]
 
 
-class Bf16:
-    """bf16 words, as a source."""
-    name, digits, infinity = "bf16", 4, 0x7F80
-    number = staticmethod(FORMATS["bf16"].decode)
+class Sixteen:
+    """Words of a format of 16 bits, as a source."""
+    digits = 4
 
-    @staticmethod
-    def word(value):
-        return FORMATS["bf16"].encode((value < 0, abs(Fraction(value))), "nearest_even", "to_nonfinite")
+    def __init__(self, name):
+        self.name, self.number, self.encode = name, FORMATS[name].decode, FORMATS[name].encode
+
+    def word(self, value):
+        return self.encode((value < 0, abs(Fraction(value))), "nearest_even", "to_nonfinite")
 
 
-WORDS_OF = {"f32": F32, "bf16": Bf16}
+BF16, F16 = Sixteen("bf16"), Sixteen("f16")
+WORDS_OF = {"f32": F32, "bf16": BF16, "f16": F16}
 
 
 class Blocks:
@@ -206,10 +208,10 @@ def shapes_and_data(b):
         for count in (1, size - 1, size, size + 1):
             b.add(f"compressed-tensors#547: {count} elements", Noise(count).words(count, -3, 3, "bf16"), source="bf16", kinds=[kind])
         outlier = Noise(11).words(size, -4, -1, "bf16")
-        outlier[size // 2] = Bf16.word(3000)
+        outlier[size // 2] = BF16.word(3000)
         b.add("one outlier", outlier, source="bf16", kinds=[kind])
         quiet = Noise(12).words(size, -4, -1, "bf16")
-        b.add("the outlier belongs to the next block", quiet + [Bf16.word(3000)], source="bf16", kinds=[kind])
+        b.add("the outlier belongs to the next block", quiet + [BF16.word(3000)], source="bf16", kinds=[kind])
     for number, (low, high) in enumerate([(-4, 3), (-30, 0), (-126, -110), (90, 127), (-8, 8)]):
         for source in ("f32", "bf16"):
             b.add(f"data from 2^{low} to 2^{high + 1}", Noise(100 + number).words(20, low, high, source), source=source,

@@ -148,18 +148,27 @@ F64 = Source("f64", "dQ", 11, 52)
 SOURCES = {"f32": F32, "f64": F64}
 
 
+def binade(magnitude):
+    """The e with 2^e <= magnitude < 2^(e + 1); for zero, one below all that are asked for."""
+    if magnitude == 0:
+        return -1000
+    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+    return exponent if power(exponent) <= magnitude else exponent - 1
+
+
+def nearest_multiple(magnitude, step):
+    steps, rest = divmod(magnitude, step)
+    if 2 * rest > step or (2 * rest == step and steps % 2 == 1):
+        steps += 1
+    return steps * step
+
+
 def round_to_fp32(magnitude):
     """A positive number to the nearest float, ties to even; 2^128 and more is INFINITY."""
     if magnitude == 0:
         return magnitude
-    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
-    if power(exponent) > magnitude:
-        exponent -= 1
-    step = power(max(exponent, -126) - 23)
-    steps, rest = divmod(magnitude, step)
-    if 2 * rest > step or (2 * rest == step and steps % 2 == 1):
-        steps += 1
-    return INFINITY if steps * step >= power(128) else steps * step
+    rounded = nearest_multiple(magnitude, power(max(binade(magnitude), -126) - 23))
+    return INFINITY if rounded >= power(128) else rounded
 
 
 def fp32_word(number):
@@ -171,24 +180,62 @@ def fp32_word(number):
     return word | (F32.sign if negative else 0)
 
 
-def block_scale(code, kind, amax):
-    """(scale, multiplier) of a block whose largest finite magnitude is amax."""
+# Scale rules: (scale, multiplier) of a block whose largest finite magnitude is amax, of a source whose largest value is given.
+
+
+def power_of_two_scale(kind, exponent):
+    exponent = max(exponent, -127 if kind == "e8m0" else -126)  # no subnormal in fp32
+    return power(exponent), power(-exponent)
+
+
+def round_up(code, kind, amax, largest_input):
     largest = code.values[-1]
     if kind == "fp32":
         top = max(amax, largest * power(-126))
         return round_to_fp32(top / largest), round_to_fp32(largest / top)
-    exponent = -127 if kind == "e8m0" else -126
-    while amax > largest * power(exponent):
-        exponent += 1
-    return power(exponent), power(-exponent)
+    exponent = binade(amax / largest)
+    return power_of_two_scale(kind, exponent + (amax > largest * power(exponent)))
 
 
-def quantise(code, kind, overflow, policy, block):
+def ocp_floor(code, kind, amax, largest_input):
+    return power_of_two_scale(kind, binade(amax) - binade(code.values[-1]))
+
+
+def mantissa_bits(code):
+    return sum(1 <= v < 2 for v in code.values).bit_length() - 1
+
+
+def ocp_even(code, kind, amax, largest_input):
+    return ocp_floor(code, kind, nearest_multiple(amax, power(binade(amax) - mantissa_bits(code))), largest_input)
+
+
+def nearest(code, kind, amax, largest_input):
+    ratio = amax / code.values[-1]
+    return power_of_two_scale(kind, binade(ratio) + (ratio**2 >= 2 * power(2 * binade(ratio))))
+
+
+def deep_gemm(code, kind, amax, largest_input):
+    scale = round_to_fp32(max(amax, round_to_fp32(Fraction("0.0001"))) / code.values[-1])
+    if kind != "fp32":
+        return power_of_two_scale(kind, binade(scale) + (scale != power(binade(scale))))
+    return scale, round_to_fp32(1 / scale)
+
+
+def transformer_engine(code, kind, amax, largest_input):
+    multiplier = round_to_fp32(code.values[-1] / amax) if amax else Fraction(1)
+    if multiplier == INFINITY:
+        multiplier = largest_input
+    if kind == "power_of_two":
+        multiplier = power(binade(multiplier))
+    return round_to_fp32(1 / multiplier), multiplier
+
+
+def quantise(code, kind, overflow, policy, block, rule=round_up, largest_input=None):
     """(scale as a number, codes) of one block of numbers."""
     finite = [m for _, m in block if m not in (NAN, INFINITY)]
     if policy == "poison" and len(finite) < len(block):
         return (False, NAN), [code.nan] * len(block)
-    scale, multiplier = block_scale(code, kind, max(finite, default=Fraction(0)))
+    scale, multiplier = rule(code, kind, max(finite, default=Fraction(0)), largest_input)
     codes = []
     for negative, magnitude in block:
         if magnitude not in (NAN, INFINITY):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the vectors: conversions.csv, decodes.csv, quantisers.csv and dequantisers.csv, always the same bytes.
+"""Writes the vectors: conversions.csv, decodes.csv, quantisers.csv, dequantisers.csv and scale_rules.csv, always the same bytes.
 
     python3 make_vectors.py            into this folder
     python3 make_vectors.py FOLDER     elsewhere
@@ -12,8 +12,9 @@ from fractions import Fraction
 
 from block_vectors import dequantiser_rows, quantiser_rows
 from definitions import F32, F64, FORMATS, NAN, ROUNDINGS, fp32_word, power
+from rule_vectors import scale_rule_rows
 
-VERSION = 1
+VERSION = 2
 
 # --- conversions -----------------------------------------------------------------------------------------------------
 
@@ -207,6 +208,7 @@ FILES = {
     "decodes": ("format code value why", decode_rows),
     "quantisers": ("source block code scale overflow policy input scales codes why", quantiser_rows),
     "dequantisers": ("code scale scales codes values why", dequantiser_rows),
+    "scale_rules": ("rule source block code scale overflow input scales codes why", scale_rule_rows),
 }
 
 
