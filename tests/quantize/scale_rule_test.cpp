@@ -68,7 +68,7 @@ template <class Code, class Scale> void check_powers() {
         if (amax < 0x1p-126) return least<Scale>(); // below every scale
         int const e = binade(amax), digits = format_traits<Code>::mantissa_bits;
         double const rounded = std::ldexp(std::nearbyint(std::ldexp(amax, digits - e)), e - digits);
-        return std::min(binade(rounded), 127) - top; // an amax past 2^128 has no scale of its own
+        return binade(rounded) - top;
     });
     check_power<scale_rules::nearest, Code, Scale>("nearest", [](double amax) {
         double const ratio = amax / code_max<Code>();
