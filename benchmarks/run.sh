@@ -50,8 +50,10 @@ cmake --build "$build" --parallel "$(cores)" --target "${names[@]/#/benchmark_}"
 passed=0 failed=0
 for name in "${names[@]}"; do
     printf '\n== %s\n' "$name"
-    if "$build/benchmarks/$name" --benchmark_repetitions=5 --benchmark_min_time=0.1 --benchmark_enable_random_interleaving=true \
-        --benchmark_display_aggregates_only=true --benchmark_report_aggregates_only=true \
+    usual=(--benchmark_repetitions=5 --benchmark_min_time=0.1 --benchmark_enable_random_interleaving=true
+        --benchmark_display_aggregates_only=true --benchmark_report_aggregates_only=true)
+    if [ "$name" = rows ]; then usual=(--benchmark_counters_tabular=true); fi # takes turns with a copy and prints medians of its own
+    if "$build/benchmarks/$name" "${usual[@]}" \
         --benchmark_out="$build/results/$name.json" --benchmark_out_format=json "${options[@]}"; then
         passed=$((passed + 1))
     else
