@@ -35,9 +35,9 @@ class copying {
         int64_t parts;
         static void copy(void const* context, int64_t index) {
             auto const& self = *static_cast<part const*>(context);
-            std::size_t const size = self.own.from_.size(), parts = static_cast<std::size_t>(self.parts), i = static_cast<std::size_t>(index);
-            std::size_t const first = size / parts * i, last = i + 1 == parts ? size : size / parts * (i + 1);
-            std::memcpy(self.own.to_.data() + first, self.own.from_.data() + first, last - first);
+            int64_t const size = static_cast<int64_t>(self.own.from_.size()), each = size / self.parts;
+            int64_t const first = each * index, last = index + 1 == self.parts ? size : first + each;
+            std::memcpy(self.own.to_.data() + first, self.own.from_.data() + first, static_cast<std::size_t>(last - first));
         }
     };
     std::vector<char> from_, to_;
