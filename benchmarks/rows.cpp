@@ -1,12 +1,7 @@
-// Row primitives beside a copy of the same bytes, measured in the same run: counter "of_copy" is the share of its speed.
-// 64 KB stays in the second-level cache, 64 MB comes from memory.
-#include <chrono>
-#include <cstring>
-#include <vector>
+// Row primitives beside a copy of the same bytes: 64 KB and half of the second-level cache stay there, 256 MB come from memory.
+// The sizes count all bytes that a call moves, read and written, each once.
+#include "support/in_turns.hpp"
 
-#include <benchmark/benchmark.h>
-
-#include <keel/backend/cpu/cpu.hpp>
 #include <keel/format/bf16.hpp>
 #include <keel/format/float32.hpp>
 #include <keel/nn/cross_entropy.hpp>
@@ -17,126 +12,138 @@
 namespace {
 
 using namespace keel;
+using keel_bench::add;
 
+/// A matrix of numbers from -2 to 2, of codes other than NaN, or of scales of 1.
 template <class T> struct buffer {
     std::vector<T> memory;
     int64_t width;
-    buffer(int64_t rows, int64_t columns) : memory(static_cast<std::size_t>(rows * columns)), width(columns) {
-        for (std::size_t i = 0; i < memory.size(); ++i) {
-            float const x = static_cast<float>(static_cast<int>(i * 7919 % 2048) - 1024) * 0x1p-9f;
-            if constexpr (std::is_same_v<T, float>) memory[i] = x;
-            else if constexpr (sizeof(T) > 1) memory[i] = encode<T>(x);
-        }
+    buffer(int64_t row_count, int64_t columns) : memory(static_cast<std::size_t>(row_count * columns)), width(columns) {
+        constexpr std::size_t period = 2048;
+        for (std::size_t i = 0; i < memory.size(); ++i) memory[i] = i < period ? number(static_cast<uint32_t>(i)) : memory[i - period];
+    }
+    static T number(uint32_t i) {
+        float const x = static_cast<float>(static_cast<int>(i * 7919u % 2048u) - 1024) * 0x1p-9f;
+        if constexpr (std::is_same_v<T, float>) return x;
+        else if constexpr (std::is_same_v<T, e8m0>) return from_word<T>(127);
+        else if constexpr (sizeof(T) == 1) return from_word<T>(i * 7919u % 120u | (i & 1u) << 7);
+        else return encode<T>(x);
     }
     view<T, 2> all() { return rows(memory.data(), static_cast<int64_t>(memory.size()) / width, width); }
     view<T, 1> vec() { return keel::vec(memory.data(), static_cast<int64_t>(memory.size())); }
 };
 
-/// Bytes a second of memcpy over as many bytes as the primitive moves, the median of nine.
-double copy_speed(int64_t bytes) {
-    auto const half = static_cast<std::size_t>(bytes / 2 < 64 ? 64 : bytes / 2);
-    std::vector<char> from(half, 1), to(half);
-    double speed[9];
-    for (double& s : speed) {
-        int const rounds = static_cast<int>(1 + (std::size_t{1} << 24) / half);
-        auto const start = std::chrono::steady_clock::now();
-        for (int r = 0; r < rounds; ++r) {
-            std::memcpy(to.data(), from.data(), half);
-            benchmark::ClobberMemory();
-        }
-        double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-        s = 2.0 * static_cast<double>(half) * rounds / seconds;
+/// Rows of 4096, or fewer columns where they would be fewer than least_rows.
+struct shape {
+    int64_t width = 4096, rows;
+    shape(int64_t bytes, int64_t bytes_an_element, int64_t least_rows = 1) : rows(bytes / (bytes_an_element * width)) {
+        if (rows >= least_rows) return;
+        rows = least_rows;
+        width = std::max<int64_t>(128, bytes / (bytes_an_element * rows) / 128 * 128);
     }
-    for (int i = 0; i < 9; ++i)
-        for (int j = i + 1; j < 9; ++j)
-            if (speed[j] < speed[i]) std::swap(speed[i], speed[j]);
-    return speed[4];
-}
+    int64_t elements() const { return rows * width; }
+};
 
-/// Runs the call and reports bytes a second and its share of a copy.
-template <class Call> void measure(benchmark::State& state, int64_t bytes, Call call) {
-    double const copy = copy_speed(bytes);
-    auto const start = std::chrono::steady_clock::now();
-    for (auto _ : state) {
-        call();
-        benchmark::ClobberMemory();
-    }
-    double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    state.SetBytesProcessed(state.iterations() * bytes);
-    state.counters["of_copy"] = static_cast<double>(state.iterations() * bytes) / seconds / copy;
-}
+template <class Blocks> constexpr int64_t least_rows = Blocks::block_rows == whole ? 1 : Blocks::block_rows;
 
-constexpr int64_t width = 4096;
-int64_t row_count(benchmark::State const& state) { return state.range(0) / (2 * width) > 0 ? state.range(0) / (2 * width) : 1; }
+/// Codes and scales of one matrix.
+template <class Blocks> struct coded {
+    buffer<typename Blocks::code> codes;
+    buffer<typename Blocks::scale_storage> scales;
+    explicit coded(shape s) : codes(s.rows, s.width), scales(Blocks::scale_rows(s.rows), Blocks::scale_columns(s.width)) {}
+    Blocks all() { return {codes.all(), scales.all()}; }
+    int64_t bytes() const { return static_cast<int64_t>(codes.memory.size() + scales.memory.size() * sizeof(typename Blocks::scale_storage)); }
+};
 
-void norm_forward(benchmark::State& state) {
-    int64_t const n = row_count(state);
-    buffer<bf16> x(n, width), y(n, width);
-    buffer<float> delta(1, width), r(1, n);
-    measure(state, n * width * 4, [&] { rms_norm(cpu{}, x.all(), delta.vec(), y.all(), {.rrms = r.vec()}).or_throw(); });
-}
-void norm_backward(benchmark::State& state) {
-    int64_t const n = row_count(state);
-    buffer<bf16> x(n, width), dy(n, width), dx(n, width);
-    buffer<float> delta(1, width), r(1, n), ddelta(1, width);
-    std::vector<std::byte> ws(static_cast<std::size_t>(rms_norm_backward_workspace(n, width)));
-    measure(state, n * width * 6, [&] {
-        rms_norm_backward(cpu{}, dy.all(), x.all(), delta.vec(), {.rrms = r.vec()}, {.dx = dx.all(), .ddelta = ddelta.vec()}, {},
-                          {ws.data(), static_cast<int64_t>(ws.size())})
-            .or_throw();
-    });
-}
-template <class Blocks> void quantise(benchmark::State& state) {
-    int64_t const n = row_count(state);
-    buffer<bf16> x(n, width);
-    buffer<typename Blocks::code> codes(n, width);
-    buffer<typename Blocks::scale_storage> scales(Blocks::scale_rows(n), Blocks::scale_columns(width));
+/// The report is taken too.
+template <class X, class Blocks> struct quantising {
+    shape s;
+    buffer<X> x;
+    coded<Blocks> q;
     report counts;
-    measure(state, n * width * 3, [&] { quantize<overflow::saturate>(cpu{}, x.all(), Blocks{codes.all(), scales.all()}, {}, &counts).or_throw(); });
-}
+    explicit quantising(int64_t size) : s(size, sizeof(X) + 1, least_rows<Blocks>), x(s.rows, s.width), q(s) {}
+    int64_t bytes() const { return s.elements() * static_cast<int64_t>(sizeof(X)) + q.bytes(); }
+    void operator()(auto const& be) { quantize<overflow::saturate>(be, x.all(), q.all(), {}, &counts).or_throw(); }
+};
+
 /// Along the rows and along the columns, in one pass.
-void quantise_pair(benchmark::State& state) {
-    int64_t const n = row_count(state);
-    buffer<bf16> x(n, width);
-    buffer<e4m3> a(n, width), b(n, width);
-    buffer<float> a_scales(n, row_blocks<>::scale_columns(width)), b_scales(column_blocks<>::scale_rows(n), width);
+template <class X> struct quantising_pair {
+    shape s;
+    buffer<X> x;
+    coded<row_blocks<>> a;
+    coded<column_blocks<>> b;
     report counts;
-    measure(state, n * width * 4, [&] {
-        quantize_pair<overflow::saturate>(cpu{}, x.all(), row_blocks<>{a.all(), a_scales.all()}, column_blocks<>{b.all(), b_scales.all()},
-                                          {}, &counts)
-            .or_throw();
-    });
-}
-template <class Blocks> void dequantise(benchmark::State& state) {
-    int64_t const n = row_count(state);
-    buffer<bf16> y(n, width);
-    buffer<typename Blocks::code> codes(n, width);
-    buffer<typename Blocks::scale_storage> scales(Blocks::scale_rows(n), Blocks::scale_columns(width));
-    measure(state, n * width * 3, [&] { dequantize(cpu{}, Blocks{codes.all(), scales.all()}, y.all()).or_throw(); });
-}
-void swiglu_forward(benchmark::State& state) {
-    int64_t const n = row_count(state);
-    buffer<bf16> gate(n, width), up(n, width), y(n, width);
-    measure(state, n * width * 6, [&] { swiglu(cpu{}, gate.all(), up.all(), y.all()).or_throw(); });
-}
-void loss_forward(benchmark::State& state) {
-    int64_t const n = row_count(state);
-    buffer<bf16> logits(n, width);
-    buffer<float> loss(1, n), lse(1, n);
-    std::vector<int32_t> const targets(static_cast<std::size_t>(n), 7);
-    measure(state, n * width * 2, [&] { cross_entropy(cpu{}, logits.all(), vec(targets.data(), n), loss.vec(), {.lse = lse.vec()}).or_throw(); });
-}
+    explicit quantising_pair(int64_t size) : s(size, sizeof(X) + 2, 128), x(s.rows, s.width), a(s), b(s) {}
+    int64_t bytes() const { return s.elements() * static_cast<int64_t>(sizeof(X)) + a.bytes() + b.bytes(); }
+    void operator()(auto const& be) { quantize_pair<overflow::saturate>(be, x.all(), a.all(), b.all(), {}, &counts).or_throw(); }
+};
 
-#define KEEL_SIZES Arg(1 << 16)->Arg(1 << 26)->Unit(benchmark::kMicrosecond)
-BENCHMARK(norm_forward)->KEEL_SIZES;
-BENCHMARK(norm_backward)->KEEL_SIZES;
-BENCHMARK(quantise<row_blocks<e4m3, fp32_scale>>)->KEEL_SIZES;
-BENCHMARK(quantise<row_blocks<e4m3, e8m0_scale>>)->KEEL_SIZES;
-BENCHMARK(quantise<column_blocks<e4m3, fp32_scale>>)->KEEL_SIZES;
-BENCHMARK(quantise<block_scaled<e4m3, fp32_scale, whole, whole>>)->KEEL_SIZES;
-BENCHMARK(quantise_pair)->KEEL_SIZES;
-BENCHMARK(dequantise<row_blocks<e4m3, fp32_scale>>)->KEEL_SIZES;
-BENCHMARK(swiglu_forward)->KEEL_SIZES;
-BENCHMARK(loss_forward)->KEEL_SIZES;
+template <class Y, class Blocks> struct dequantising {
+    shape s;
+    coded<Blocks> q;
+    buffer<Y> y;
+    explicit dequantising(int64_t size) : s(size, sizeof(Y) + 1, least_rows<Blocks>), q(s), y(s.rows, s.width) {}
+    int64_t bytes() const { return s.elements() * static_cast<int64_t>(sizeof(Y)) + q.bytes(); }
+    void operator()(auto const& be) { dequantize(be, q.all(), y.all()).or_throw(); }
+};
+
+struct norm_forward {
+    shape s;
+    buffer<bf16> x, y;
+    buffer<float> delta, r;
+    explicit norm_forward(int64_t size) : s(size, 4), x(s.rows, s.width), y(s.rows, s.width), delta(1, s.width), r(1, s.rows) {}
+    int64_t bytes() const { return s.elements() * 4; }
+    void operator()(auto const& be) { rms_norm(be, x.all(), delta.vec(), y.all(), {.rrms = r.vec()}).or_throw(); }
+};
+
+struct norm_backward {
+    shape s;
+    buffer<bf16> x, dy, dx;
+    buffer<float> delta, r, ddelta;
+    std::vector<std::byte> scratch;
+    explicit norm_backward(int64_t size)
+        : s(size, 6), x(s.rows, s.width), dy(s.rows, s.width), dx(s.rows, s.width), delta(1, s.width), r(1, s.rows), ddelta(1, s.width),
+          scratch(static_cast<std::size_t>(rms_norm_backward_workspace(s.rows, s.width))) {}
+    int64_t bytes() const { return s.elements() * 6; }
+    void operator()(auto const& be) {
+        rms_norm_backward(be, dy.all(), x.all(), delta.vec(), {.rrms = r.vec()}, {.dx = dx.all(), .ddelta = ddelta.vec()}, {},
+                          {scratch.data(), static_cast<int64_t>(scratch.size())})
+            .or_throw();
+    }
+};
+
+struct swiglu_forward {
+    shape s;
+    buffer<bf16> gate, up, y;
+    explicit swiglu_forward(int64_t size) : s(size, 6), gate(s.rows, s.width), up(s.rows, s.width), y(s.rows, s.width) {}
+    int64_t bytes() const { return s.elements() * 6; }
+    void operator()(auto const& be) { swiglu(be, gate.all(), up.all(), y.all()).or_throw(); }
+};
+
+struct loss_forward {
+    shape s;
+    buffer<bf16> logits;
+    buffer<float> loss, lse;
+    std::vector<int32_t> targets;
+    explicit loss_forward(int64_t size)
+        : s(size, 2), logits(s.rows, s.width), loss(1, s.rows), lse(1, s.rows), targets(static_cast<std::size_t>(s.rows), 7) {}
+    int64_t bytes() const { return s.elements() * 2; }
+    void operator()(auto const& be) {
+        cross_entropy(be, logits.all(), vec(targets.data(), s.rows), loss.vec(), {.lse = lse.vec()}).or_throw();
+    }
+};
+
+[[maybe_unused]] int const added = //
+    add<quantising<bf16, row_blocks<e4m3, fp32_scale>>>("quantise_bf16_fp32_scale") +
+    add<quantising<bf16, row_blocks<e4m3, e8m0_scale>>>("quantise_bf16_e8m0_scale") +
+    add<quantising<float, row_blocks<e4m3, fp32_scale>>>("quantise_float_fp32_scale") +
+    add<quantising<float, row_blocks<e4m3, e8m0_scale>>>("quantise_float_e8m0_scale") +
+    add<dequantising<bf16, row_blocks<e4m3, fp32_scale>>>("dequantise_to_bf16") +
+    add<dequantising<float, row_blocks<e4m3, fp32_scale>>>("dequantise_to_float") +
+    add<quantising_pair<bf16>>("quantise_rows_and_columns") +
+    add<quantising<bf16, column_blocks<e4m3, fp32_scale>>>("quantise_columns") +
+    add<quantising<bf16, block_scaled<e4m3, fp32_scale, whole, whole>>>("quantise_tensor") +
+    add<norm_forward>("norm_forward") + add<norm_backward>("norm_backward") + add<swiglu_forward>("swiglu_forward") +
+    add<loss_forward>("loss_forward");
 
 } // namespace

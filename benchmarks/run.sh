@@ -2,6 +2,8 @@
 # Builds and runs the benchmarks, each several times, and prints the median and the spread:
 #   benchmarks/run.sh [NAME...] [--benchmark_...]     e.g. benchmarks/run.sh matmul --benchmark_filter=bf16
 # NAME: a file of benchmarks/ without .cpp; all of them where none is named. Results also go to build/benchmarks/results.
+# rows takes turns with a copy of the same bytes by as many threads and prints its own medians (support/in_turns.hpp says which).
+# benchmarks/compare/run.sh runs PyTorch and JAX on the same work.
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd)
 build=$root/build/benchmarks
@@ -9,7 +11,7 @@ build=$root/build/benchmarks
 
 case " $* " in
 *" --help "* | *" -h "*) # nothing is installed or built for a question
-    sed -n '2,4s/^# \{0,1\}//p' "$0"
+    sed -n '2,6s/^# \{0,1\}//p' "$0"
     printf 'Names:'
     for source in "$root"/benchmarks/*.cpp; do printf ' %s' "$(basename "$source" .cpp)"; done
     printf '\n'
@@ -50,8 +52,10 @@ cmake --build "$build" --parallel "$(cores)" --target "${names[@]/#/benchmark_}"
 passed=0 failed=0
 for name in "${names[@]}"; do
     printf '\n== %s\n' "$name"
-    if "$build/benchmarks/$name" --benchmark_repetitions=5 --benchmark_min_time=0.1 --benchmark_enable_random_interleaving=true \
-        --benchmark_display_aggregates_only=true --benchmark_report_aggregates_only=true \
+    usual=(--benchmark_repetitions=5 --benchmark_min_time=0.1 --benchmark_enable_random_interleaving=true
+        --benchmark_display_aggregates_only=true --benchmark_report_aggregates_only=true)
+    if [ "$name" = rows ]; then usual=(--benchmark_counters_tabular=true); fi
+    if "$build/benchmarks/$name" "${usual[@]}" \
         --benchmark_out="$build/results/$name.json" --benchmark_out_format=json "${options[@]}"; then
         passed=$((passed + 1))
     else

@@ -145,7 +145,7 @@ tidy() {
 if [ $list = no ]; then prepare; fi
 core_folders=(core format backend)
 mapfile -t every_folder < <(find tests -mindepth 2 -maxdepth 2 -name '*.cpp' ! -path 'tests/bits/*' ! -path 'tests/consumers/*' \
-    ! -path 'tests/odr/*' ! -path 'tests/support/*' -printf '%h\n' | sed 's,tests/,,' | sort -u)
+    ! -path 'tests/odr/*' ! -path 'tests/support/*' ! -path 'tests/sweep/*' -printf '%h\n' | sed 's,tests/,,' | sort -u)
 
 if [ $all = no ]; then
     step "g++: build" build quick
@@ -163,6 +163,7 @@ else
     # The sanitizers' builds have assertions too, of every folder; left are g++ and the packs of the lesser instruction sets.
     step "g++ -O0, assertions: every pack" some debug "${core_folders[@]}" quantize norm
     step "the same bits at every level, both compilers" python3 tests/bits/run.py --all --jobs "$jobs"
+    step "all floats to every format, at every level" python3 tests/sweep/sweep.py --jobs "$jobs"
     step "nvcc: CUDA kernels" cuda
     step "clang-tidy" tidy
 fi

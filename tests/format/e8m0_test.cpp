@@ -1,6 +1,5 @@
 // The scale format: powers of two from 2^-127 to 2^127, in each direction, past both ends, and for bad input.
 #include "support/catch.hpp"
-#include "support/environment.hpp"
 
 #include "oracle.hpp"
 
@@ -9,23 +8,10 @@ namespace {
 using namespace keel;
 using namespace keel_test;
 
-/// From the definition, in double: the powers around x, and the rule that picks one.
-uint32_t expected_scale(double x, overflow o, rounding r) {
-    if (std::isnan(x) || x < 0) return 0xff;
-    if (std::isinf(x)) return o == overflow::saturate ? 0xfe : 0xff;
-    if (x <= 0x1p-127) return 0;
-    int const low = std::ilogb(x);
-    double const power = std::ldexp(1.0, low);
-    uint32_t code = static_cast<uint32_t>(low + 127);
-    if (r == rounding::upward && x > power) ++code;
-    if (r == rounding::nearest_even && x >= 1.5 * power) ++code;
-    return code < 0xff ? code : o == overflow::to_nonfinite && r != rounding::toward_zero ? 0xff : 0xfe;
-}
-
 template <class X> void check_all_policies(X x, mismatches& bad) {
     for_each_policy<e8m0>([&](auto p) {
         double const exact = static_cast<double>(x);
-        bad.check(exact, code_of<e8m0>(p, x), expected_scale(exact, p.on_overflow, p.round), p.id);
+        bad.check(exact, code_of<e8m0>(p, x), scale_code(exact, p.on_overflow, p.round), p.id);
     });
 }
 
@@ -49,11 +35,6 @@ TEST_CASE("e8m0: a sample of all floats and doubles") {
     for (uint32_t const word : special_words) {
         check_all_policies(float_of(word), bad);
         check_all_policies(float_of(word | 0x80000000u), bad);
-    }
-    if (exhaustive()) {
-        uint32_t word = 0;
-        do check_all_policies(float_of(word), bad);
-        while (++word != 0x80000000u); // negative values all become NaN: the sample below will do for them
     }
     for (uint32_t i = 0; i < 1u << 22; ++i) check_all_policies(float_of(sampled_word(i)), bad);
     for (uint64_t i = 0; i < 1u << 18; ++i) {

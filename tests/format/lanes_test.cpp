@@ -1,10 +1,9 @@
 // The same algorithm on lanes: slots and every pack that this build may use give the scalar's codes and values.
+// (tests/sweep has packs convert every float.)
 #include <cstring>
-#include <future>
 #include <vector>
 
 #include "support/catch.hpp"
-#include "support/environment.hpp"
 
 #include <keel/backend/cpu/pack.hpp>
 
@@ -127,26 +126,6 @@ TEST_CASE("packs give the scalar's codes and values") {
 
 TEST_CASE("slots of packs give the scalar's codes and values") {
     check_lanes<slots<pack<native_arch>, 2>, false>("slots<pack, 2>");
-}
-
-/// Floats whose upper half is in [first, last).
-template <class T> mismatches sweep_floats(uint32_t first, uint32_t last) {
-    inputs block(1 << 16);
-    mismatches bad;
-    policy<overflow::saturate, rounding::nearest_even> const p;
-    for (uint32_t high = first; high < last; ++high) {
-        for (uint32_t low = 0; low < 1u << 16; ++low) block.x[low] = float_of((high << 16) | low);
-        compare(codes_of<T, pack<native_arch>>(p, block), codes_of<T, float>(p, block), p.id, bad);
-    }
-    return bad;
-}
-
-TEMPLATE_TEST_CASE("packs give the scalar's codes on all floats", "", bf16, f16, e4m3, e5m2) {
-    if (!exhaustive()) return;
-    auto positive = std::async(std::launch::async, sweep_floats<TestType>, 0u, 1u << 15);
-    mismatches const negative = sweep_floats<TestType>(1u << 15, 1u << 16), bad = positive.get();
-    INFO(bad << "; " << negative);
-    CHECK(bad.count + negative.count == 0);
 }
 
 } // namespace

@@ -128,6 +128,20 @@ private:
     mutable uint32_t hint_ = 0; ///< the last place found: sweeps in order find the next one at once
 };
 
+/// The code of an e8m0 scale: the powers of two around x, and the rule that picks one.
+inline uint32_t scale_code(double x, keel::overflow o, keel::rounding r) {
+    using keel::overflow, keel::rounding;
+    if (std::isnan(x) || x < 0) return 0xff;
+    if (std::isinf(x)) return o == overflow::saturate ? 0xfe : 0xff;
+    if (x <= 0x1p-127) return 0;
+    int const low = std::ilogb(x);
+    double const power = std::ldexp(1.0, low);
+    uint32_t code = static_cast<uint32_t>(low + 127);
+    if (r == rounding::upward && x > power) ++code;
+    if (r == rounding::nearest_even && x >= 1.5 * power) ++code;
+    return code < 0xff ? code : o == overflow::to_nonfinite && r != rounding::toward_zero ? 0xff : 0xfe;
+}
+
 /// What went wrong in a sweep, of which only the first case is shown.
 struct mismatches {
     int64_t count = 0;
