@@ -111,7 +111,7 @@ template <class T> mismatches sweep(uint64_t first, uint64_t last) {
     return bad;
 }
 
-TEMPLATE_TEST_CASE("encode is right on a sample of all floats", "", bf16, f16, e4m3, e5m2) {
+TEMPLATE_TEST_CASE("encode is right on a sample of all floats", "", bf16, f16, e4m3, e5m2, e4m3fnuz, e5m2fnuz, e2m1) {
     oracle const o(layout_of<TestType>);
     mismatches bad;
     if (exhaustive()) {

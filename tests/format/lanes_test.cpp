@@ -95,7 +95,7 @@ template <class F, bool All> void check_lanes(char const* name) {
     mismatches bad;
     auto const check = [&]<class T>(T) { check_format<T, F, All>(bad); };
     check(bf16{}), check(f16{}), check(e4m3{}), check(e8m0{});
-    if constexpr (All) check(float{}), check(e5m2{}), check(e4m3fnuz{});
+    if constexpr (All) check(float{}), check(e5m2{}), check(e4m3fnuz{}), check(e5m2fnuz{}), check(e2m1{});
     INFO(name << ": " << bad);
     CHECK(bad.count == 0);
 }
@@ -141,7 +141,7 @@ template <class T> mismatches sweep_floats(uint32_t first, uint32_t last) {
     return bad;
 }
 
-TEMPLATE_TEST_CASE("packs give the scalar's codes on all floats", "", bf16, f16, e4m3, e5m2) {
+TEMPLATE_TEST_CASE("packs give the scalar's codes on all floats", "", bf16, f16, e4m3, e5m2, e4m3fnuz, e5m2fnuz, e2m1) {
     if (!exhaustive()) return;
     auto positive = std::async(std::launch::async, sweep_floats<TestType>, 0u, 1u << 15);
     mismatches const negative = sweep_floats<TestType>(1u << 15, 1u << 16), bad = positive.get();
