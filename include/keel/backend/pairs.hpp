@@ -35,4 +35,10 @@ template <class G, class T, class At> KEEL_FN void store_pair(G const& g, T* p, 
     g.store(every_second<T>{p, 1, n - 1}, at, select(is_alone(g, at, n), v.even, v.odd));
 }
 
+/// Blocks of eight pairs along a row, as g.blocks gives them; `words` has one for each block that is worked on at a time.
+template <class G> struct eight_pairs {
+    using words = typename G::template block_lane_words<8>;
+    template <class Body> KEEL_FN static void each(G const& g, int64_t pairs, Body body) { g.template blocks<8>(pairs, body); }
+};
+
 } // namespace keel::inline KEEL_ABI

@@ -8,7 +8,7 @@
 
 namespace keel::inline KEEL_ABI {
 
-inline constexpr int nvfp4_pairs = nvfp4_block / 2;
+static_assert(nvfp4_block == 2 * 8, "eight_pairs are a block");
 
 /// *amax = 0, where a launch has to do it.
 struct nvfp4_begin_row {
@@ -56,8 +56,8 @@ private:
         Rule const rule(*amax);
         X const* const from = x.at(row);
         int64_t const n = x.extent[1];
-        quantize_tally<G, typename G::template block_lane_words<nvfp4_pairs>> tally;
-        g.template blocks<nvfp4_pairs>(out.pairs(n), [&](auto const& b) {
+        quantize_tally<G, typename eight_pairs<G>::words> tally;
+        eight_pairs<G>::each(g, out.pairs(n), [&](auto const& b) {
             using F = typename std::remove_cvref_t<decltype(b)>::lane;
             U top(0u);
             b.each([&](auto at) {
@@ -113,7 +113,7 @@ template <class Y> struct dequantize_nvfp4_row {
         F const tensor(*in.tensor_scale.data);
         e2m1x2 const* const from = in.codes.at(row);
         int64_t const n = y.extent[1];
-        g.template blocks<nvfp4_pairs>(in.pairs(n), [&](auto const& b) {
+        eight_pairs<G>::each(g, in.pairs(n), [&](auto const& b) {
             auto const scale = b.spread(b.get(in.scales.at(row), in.scales.stride[1]));
             b.each([&](auto at) {
                 F const even = g.load(halves<0>(from), at) * scale, odd = g.load(halves<4>(from), at) * scale;
