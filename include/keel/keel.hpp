@@ -20,7 +20,9 @@
 #include <keel/format/e8m0.hpp>
 #include <keel/format/f16.hpp>
 #include <keel/format/float32.hpp>
+#include <keel/format/fp4.hpp>
 #include <keel/format/fp8.hpp>
+#include <keel/format/fp8_fnuz.hpp>
 #include <keel/guard/peak_magnitude.hpp>
 #include <keel/guard/step_gate.hpp>
 #include <keel/moe/balance.hpp>
@@ -40,9 +42,11 @@
 #include <keel/norm/rms_norm.hpp>
 #include <keel/norm/rms_norm_quantize.hpp>
 #include <keel/optim/adamw.hpp>
+#include <keel/optim/kahan.hpp>
 #include <keel/optim/muon.hpp>
 #include <keel/optim/newton_schulz.hpp>
 #include <keel/quantize/delayed_scaling.hpp>
+#include <keel/quantize/nvfp4.hpp>
 #include <keel/quantize/quantize.hpp>
 #include <keel/quantize/quantize_stochastic.hpp>
 #include <keel/quantize/scaled_matmul.hpp>

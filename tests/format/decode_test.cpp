@@ -49,6 +49,21 @@ TEST_CASE("decode ignores bits above the code, as a partial load may leave them"
     CHECK(decode_words<f16, float>(0xffff3c00u) == 1.0f);
     CHECK(decode_words<bf16, float>(0xffff3f80u) == 1.0f);
     CHECK(decode_words<e8m0, float>(0xffffff7fu) == 1.0f);
+    CHECK(decode_words<e2m1, float>(0xfffffff2u) == 1.0f);
+    CHECK(decode_words<e4m3fnuz, float>(0xffffff40u) == 1.0f);
+}
+
+TEST_CASE("a pair of e2m1 has the lower index in its low half") { // __nv_fp4x2_e2m1, torch.float4_e2m1fn_x2
+    CHECK(pair_of(encode<e2m1, overflow::saturate>(1.0f), encode<e2m1, overflow::saturate>(-6.0f)).bits == 0xf2);
+    int wrong = 0;
+    for (uint32_t byte = 0; byte < 256; ++byte) {
+        e2m1x2 const pair{static_cast<uint8_t>(byte)};
+        e2m1 const low = low_of(pair), high = high_of(pair);
+        wrong += low.bits != byte % 16 || high.bits != byte / 16 || pair_of(low, high).bits != byte;
+        wrong += word_of(decode(*halves<0>(&pair))) != word_of(decode(low));
+        wrong += word_of(decode(*halves<4>(&pair))) != word_of(decode(high));
+    }
+    CHECK(wrong == 0);
 }
 
 TEST_CASE("decode keeps the sign and payload of Inf and NaN where the format has them") {

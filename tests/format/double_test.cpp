@@ -42,7 +42,7 @@ TEMPLATE_TEST_CASE("a double is rounded once at every code, midpoint and their n
     CHECK(bad.count == 0);
 }
 
-TEMPLATE_TEST_CASE("a double is rounded once on a sample of all exponents", "", bf16, f16, e4m3, e5m2) {
+TEMPLATE_TEST_CASE("a double is rounded once on a sample of all exponents", "", bf16, f16, e4m3, e5m2, e4m3fnuz, e5m2fnuz, e2m1) {
     oracle const o(layout_of<TestType>);
     mismatches bad;
     for (uint32_t i = 0; i < 1u << 20; ++i) check_all_policies<TestType>(o, sampled_double(i), bad);

@@ -56,7 +56,7 @@ TEMPLATE_TEST_CASE("encode is right for zeros, subnormals, the ends of the range
     CHECK(bad.count == 0);
 }
 
-TEMPLATE_TEST_CASE("encode is right on a sample of all floats", "", bf16, f16, e4m3, e5m2) {
+TEMPLATE_TEST_CASE("encode is right on a sample of all floats", "", bf16, f16, e4m3, e5m2, e4m3fnuz, e5m2fnuz, e2m1) {
     oracle const o(layout_of<TestType>);
     mismatches bad;
     for (uint32_t stratum = 0; stratum < 1u << 22; ++stratum) {

@@ -109,7 +109,8 @@ template <class T> void convert(sample const& in, words& out) {
     append_values<T>(in, out);
 }
 
-TEMPLATE_TEST_CASE("the environment changes no code and no value", "", float, bf16, f16, e4m3, e5m2, e8m0, float_bias) {
+TEMPLATE_TEST_CASE("the environment changes no code and no value", "", float, bf16, f16, e4m3, e5m2, e8m0, e4m3fnuz, e5m2fnuz,
+                   e2m1, float_bias) {
     sample const in;
     words wanted, got;
     // by way of a pointer, so that nothing is computed before the environment stands

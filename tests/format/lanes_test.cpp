@@ -94,7 +94,7 @@ template <class F, bool All> void check_lanes(char const* name) {
     mismatches bad;
     auto const check = [&]<class T>(T) { check_format<T, F, All>(bad); };
     check(bf16{}), check(f16{}), check(e4m3{}), check(e8m0{});
-    if constexpr (All) check(float{}), check(e5m2{}), check(e4m3fnuz{});
+    if constexpr (All) check(float{}), check(e5m2{}), check(e4m3fnuz{}), check(e5m2fnuz{}), check(e2m1{});
     INFO(name << ": " << bad);
     CHECK(bad.count == 0);
 }

@@ -15,14 +15,13 @@
 #include <keel/format/e8m0.hpp>
 #include <keel/format/f16.hpp>
 #include <keel/format/float32.hpp>
+#include <keel/format/fp4.hpp>
 #include <keel/format/fp8.hpp>
+#include <keel/format/fp8_fnuz.hpp>
 
 namespace keel_test {
 
 // Formats that keel does not name: each is one alias. The last three take paths that no named format takes.
-using e4m3fnuz = keel::minifloat<4, 3, 8, keel::specials::fnuz>;
-using e5m2fnuz = keel::minifloat<5, 2, 16, keel::specials::fnuz>;
-using e2m1 = keel::minifloat<2, 1, 1, keel::specials::none>;
 using e3m2 = keel::minifloat<3, 2, 3, keel::specials::none>;
 using half_without_infinity = keel::minifloat<5, 10, 15, keel::specials::fn>;
 using short_bf16 = keel::minifloat<8, 3, 127, keel::specials::ieee>;
@@ -41,10 +40,10 @@ template <> inline constexpr layout layout_of<keel::f16> = {"f16", 5, 10, 15, la
 template <> inline constexpr layout layout_of<keel::e4m3> = {"e4m3", 4, 3, 7, layout::nan_at_all_ones, 0x7e, 0x7f};
 template <> inline constexpr layout layout_of<keel::e5m2> = {"e5m2", 5, 2, 15, layout::with_infinity, 0x7b, 0x7f};
 template <>
-inline constexpr layout layout_of<e4m3fnuz> = {"e4m3fnuz", 4, 3, 8, layout::nan_at_negative_zero, 0x7f, 0x80};
+inline constexpr layout layout_of<keel::e4m3fnuz> = {"e4m3fnuz", 4, 3, 8, layout::nan_at_negative_zero, 0x7f, 0x80};
 template <>
-inline constexpr layout layout_of<e5m2fnuz> = {"e5m2fnuz", 5, 2, 16, layout::nan_at_negative_zero, 0x7f, 0x80};
-template <> inline constexpr layout layout_of<e2m1> = {"e2m1", 2, 1, 1, layout::finite_only, 0x7, 0x7};
+inline constexpr layout layout_of<keel::e5m2fnuz> = {"e5m2fnuz", 5, 2, 16, layout::nan_at_negative_zero, 0x7f, 0x80};
+template <> inline constexpr layout layout_of<keel::e2m1> = {"e2m1", 2, 1, 1, layout::finite_only, 0x7, 0x7};
 template <> inline constexpr layout layout_of<e3m2> = {"e3m2", 3, 2, 3, layout::finite_only, 0x1f, 0x1f};
 template <> inline constexpr layout layout_of<half_without_infinity> = {
     "fn f16", 5, 10, 15, layout::nan_at_all_ones, 0x7ffe, 0x7fff};

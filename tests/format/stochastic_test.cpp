@@ -41,8 +41,8 @@ template <class T> float sampled_input(std::mt19937_64& engine) {
                     fraction);
 }
 
-TEMPLATE_TEST_CASE("the probability is the part cut off", "", bf16, f16, e4m3, e5m2, e4m3fnuz, e2m1, short_bf16,
-                   float_bias) {
+TEMPLATE_TEST_CASE("the probability is the part cut off", "", bf16, f16, e4m3, e5m2, e4m3fnuz, e5m2fnuz, e2m1,
+                   short_bf16, float_bias) {
     oracle const o(layout_of<TestType>);
     std::mt19937_64 engine(1);
     int wrong_cut = 0, wrong_step = 0, wrong_probability = 0;
@@ -71,7 +71,7 @@ TEMPLATE_TEST_CASE("the probability is the part cut off", "", bf16, f16, e4m3, e
 }
 
 TEMPLATE_TEST_CASE("noise moves no value that has a code, and zero stays zero", "", bf16, f16, e4m3, e5m2, e4m3fnuz,
-                   e2m1, float) {
+                   e5m2fnuz, e2m1, float) {
     for (uint32_t const noise : {0u, 1u, 0x7fffffffu, 0x80000000u, 0xffffffffu}) {
         for (uint32_t code = 0; code <= (sizeof(TestType) < 4 ? format_traits<TestType>::max_code : 0x1000u); ++code) {
             float const x = decode(from_word<TestType>(code));
@@ -81,7 +81,8 @@ TEMPLATE_TEST_CASE("noise moves no value that has a code, and zero stays zero", 
     CHECK(rounded<TestType>(0.0f, 0xffffffffu) == 0u);
 }
 
-TEMPLATE_TEST_CASE("finite values stay finite unless to_nonfinite is asked for", "", bf16, f16, e4m3, e5m2) {
+TEMPLATE_TEST_CASE("finite values stay finite unless to_nonfinite is asked for", "", bf16, f16, e4m3, e5m2, e4m3fnuz,
+                   e5m2fnuz) {
     using traits = format_traits<TestType>;
     double const max = static_cast<double>(traits::max());
     double const place = max - static_cast<double>(decode(from_word<TestType>(traits::max_code - 1)));

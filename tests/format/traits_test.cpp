@@ -18,7 +18,10 @@ static_assert(is_plain<f16> && sizeof(f16) == 2 && alignof(f16) == 2);
 static_assert(is_plain<e4m3> && sizeof(e4m3) == 1);
 static_assert(is_plain<e5m2> && sizeof(e5m2) == 1);
 static_assert(is_plain<e8m0> && sizeof(e8m0) == 1);
-static_assert(is_plain<float> && is_plain<toy> && is_plain<e2m1>);
+static_assert(is_plain<e4m3fnuz> && sizeof(e4m3fnuz) == 1 && is_plain<e5m2fnuz> && sizeof(e5m2fnuz) == 1);
+static_assert(is_plain<e2m1> && sizeof(e2m1) == 1 && sizeof(e2m1x2) == 1 && alignof(e2m1x2) == 1);
+static_assert(!scalar_format<e2m1x2> && std::is_trivially_copyable_v<e2m1x2>);
+static_assert(is_plain<float> && is_plain<toy>);
 static_assert(!scalar_format<int> && !scalar_format<double>);
 static_assert(std::is_same_v<decltype(bf16::bits), uint16_t> && std::is_same_v<decltype(e4m3::bits), uint8_t>);
 static_assert(e4m3{0x38}.bits == 0x38);
@@ -26,6 +29,7 @@ static_assert(e4m3{0x38}.bits == 0x38);
 // Who has a plain store.
 static_assert(has_store_policy<float> && has_store_policy<bf16> && has_store_policy<f16>);
 static_assert(!has_store_policy<e4m3> && !has_store_policy<e5m2> && !has_store_policy<e8m0>);
+static_assert(!has_store_policy<e4m3fnuz> && !has_store_policy<e5m2fnuz> && !has_store_policy<e2m1>);
 static_assert(store_policy<bf16>::out_of_range == overflow::to_nonfinite);
 
 // From the OCP 8-bit specification, IEEE 754 and the papers of the fnuz formats.
@@ -50,6 +54,7 @@ static_assert(!format_traits<e8m0>::has_sign && format_traits<e8m0>::max_code ==
 static_assert(format_traits<e4m3fnuz>::max() == 240.0f && format_traits<e4m3fnuz>::min_subnormal() == 0x1p-10f);
 static_assert(format_traits<e5m2fnuz>::max() == 57344.0f && format_traits<e5m2fnuz>::min_subnormal() == 0x1p-17f);
 static_assert(format_traits<e4m3fnuz>::nan_code == 0x80 && !format_traits<e4m3fnuz>::has_negative_zero);
+static_assert(format_traits<e5m2fnuz>::nan_code == 0x80 && !format_traits<e5m2fnuz>::has_negative_zero);
 static_assert(format_traits<e2m1>::max() == 6.0f && format_traits<e2m1>::min_subnormal() == 0.5f);
 static_assert(!format_traits<e2m1>::has_nan && !format_traits<e2m1>::has_infinity);
 static_assert(format_traits<toy>::max() == 15.5f && format_traits<toy>::min_subnormal() == 0x1p-6f);

@@ -3,6 +3,7 @@
 
 #include <keel/backend/cpu/arch.hpp>
 #include <keel/backend/cpu/executor.hpp>
+#include <keel/backend/cpu/pairs.hpp>
 #include <keel/backend/cpu/row_group.hpp>
 #include <keel/backend/cpu/scaled_codes_x86.hpp>
 #include <keel/backend/cpu/turned_codes.hpp>
