@@ -84,6 +84,7 @@ TEST_CASE("route matches its formulas in double: any score, rule, k and number o
     for (auto [tokens, experts, k] : {std::array<int64_t, 3>{70, 8, 2}, {65, 1, 1}, {3, 300, 8}, {9, 160, 3}, {5, 7, 7}, {4, 300, 300}, {130, 64, 8}})
         for (score_function s : all_scores)
             for (weight_rule rule : both_rules) {
+                if (!every_case && k == 300) continue;
                 keel::route_options const options{.score = s, .weight = rule, .scaling = 2.5f};
                 guarded_matrix<float> z(tokens, experts, 2, floats(data_kind::normal, tokens * experts, 3));
                 guarded_matrix<float> bias(1, experts, 0, floats(data_kind::uniform, experts, 4)), none(1, experts);

@@ -13,6 +13,13 @@
 
 namespace keel_test {
 
+/// Whether this build runs every case of a long list. The sanitizers' builds, a hundred times slower, run some of each kind.
+#if defined(KEEL_NATIVE_ONLY)
+inline constexpr bool every_case = false;
+#else
+inline constexpr bool every_case = true;
+#endif
+
 /// One thread or two, as one type: a test is compiled once and run on both.
 struct one_or_two_threads {
     keel::thread_pool const* pool = nullptr;
