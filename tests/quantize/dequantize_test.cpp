@@ -109,7 +109,6 @@ TEST_CASE("a bad dequantize names the argument and writes nothing") {
     using keel::status_code;
     CHECK(call(q, {nullptr, {2, 130}, {130, 1}}).code == status_code::bad_pointer);
     CHECK(call(q, {Y.data, {2, 130}, {0, 1}}).code == status_code::bad_stride);
-    CHECK(call(q, {Y.data, {2, 65}, {133, 2}}).code == status_code::bad_stride);
     CHECK(call({keel::rows(reinterpret_cast<keel::e4m3*>(Y.data), 2, 130), scales.view()}, Y).code == status_code::overlap);
     CHECK(call({codes.view(), keel::rows(Y.data + 100, 2, 2)}, Y).code == status_code::overlap);
     CHECK(y.contents() == guarded_matrix<float>(2, 130, 0, std::vector<float>(260, 7.0f)).contents());
