@@ -24,7 +24,7 @@ template <class Scale, int Rows, int Columns> void check_definition(int64_t rows
     guarded_matrix<typename Scale::storage> scales(blocks::scale_rows(rows), blocks::scale_columns(columns));
     keel::quantize<overflow::saturate>(keel::reference{}, x.view(), blocks{nearest.view(), scales.view()}).or_throw();
     int64_t const first = 1000, pitch = columns + 5;
-    for_each_backend([&](std::string const& name, auto const& be) {
+    for_main_backends([&](std::string const& name, auto const& be) {
         INFO(name);
         guarded_matrix<keel::e4m3> codes(rows, columns, 2);
         guarded_matrix<typename Scale::storage> own(scales.rows(), scales.columns());

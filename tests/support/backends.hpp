@@ -69,4 +69,14 @@ template <class Fn> void for_each_backend(Fn fn) {
     for_each_cpu(fn);
 }
 
+/// fn(name, backend) for the reference, the lockstep warp and the best CPU backend: for kernels made of parts that other tests try on every
+/// architecture. A third of the compile time.
+template <class Fn> void for_main_backends(Fn fn) {
+    fn(std::string("reference"), keel::reference{});
+#if !defined(KEEL_NATIVE_ONLY)
+    fn(std::string("simt<32>"), keel::simt<32>{});
+#endif
+    fn(std::string("cpu ") + keel::native_arch::name(), keel::cpu{});
+}
+
 } // namespace keel_test

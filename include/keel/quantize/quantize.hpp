@@ -56,17 +56,17 @@ void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows,
     if constexpr (Rows == 1 && Columns != 1 && Rounding::is_nearest) // columns of the transpose
         if (plain && !has_adjacent_columns(x) && has_adjacent_columns(transposed(x)))
             return be.for_rows(out.scale_columns(x.extent[1]), x.extent[0] * (Columns == whole ? x.extent[1] : Columns),
-                               quantize_column_strip<value, block_scaled<Code, Scale, Columns, 1, Layout>, Overflow, Rule>{
+                               quantize_column_strip<value, block_scaled<Code, Scale, Columns, 1, Layout>, Overflow, Rule, false>{
                                    transposed(from), transposed(out), options.policy, report});
     if constexpr (Rows == Columns && Rounding::is_nearest)
         if (!has_adjacent_columns(x) && has_adjacent_columns(transposed(x)))
             return quantize_checked<Overflow, Rule>(be, transposed(x), transposed(out), options, report, transposed(events), rounding);
     if (has_adjacent_columns(x) && has_adjacent_columns(out.codes))
-        quantize_strips<Overflow, Rule>(be, adjacent_rows<value const>{from}, adjacent_rows<Code>{out.codes}, out, options, report, events, rounding);
-    else if (has_adjacent_columns(x))
-        quantize_strips<Overflow, Rule>(be, adjacent_rows<value const>{from}, spread_rows<Code>{out.codes}, out, options, report, events, rounding);
-    else
-        quantize_strips<Overflow, Rule>(be, spread_rows<value const>{from}, spread_rows<Code>{out.codes}, out, options, report, events, rounding);
+        return quantize_strips<Overflow, Rule>(be, adjacent_rows<value const>{from}, adjacent_rows<Code>{out.codes}, out, options, report, events, rounding);
+    if constexpr (Rows > 1 && Columns > 1 && Rounding::is_nearest) // blocks whose codes are turned tile by tile
+        if (has_adjacent_columns(x))
+            return quantize_strips<Overflow, Rule>(be, adjacent_rows<value const>{from}, spread_rows<Code>{out.codes}, out, options, report, events, rounding);
+    quantize_strips<Overflow, Rule>(be, spread_rows<value const>{from}, spread_rows<Code>{out.codes}, out, options, report, events, rounding);
 }
 
 /// Quantises a matrix to codes with one scale a block: quantize<overflow::saturate>(be, x, out), or by another rule than the default

@@ -11,8 +11,8 @@ namespace keel::inline KEEL_ABI {
 inline constexpr int64_t column_stretch = 1024;
 
 /// One strip: the blocks over rows [strip * Rows, ...), each of Rows elements of a column. x has adjacent columns; codes have too, or
-/// lie turned, with adjacent rows.
-template <class X, class Blocks, overflow Overflow, class Rule> struct quantize_column_strip {
+/// lie turned, with adjacent rows. Quick: without a report nothing is counted, for which the kernel is compiled twice.
+template <class X, class Blocks, overflow Overflow, class Rule, bool Quick = true> struct quantize_column_strip {
     static_assert(Blocks::block_columns == 1);
     using code = typename Blocks::code;
     view<X const, 2> x;
@@ -21,10 +21,10 @@ template <class X, class Blocks, overflow Overflow, class Rule> struct quantize_
     keel::report* report;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t strip) const {
-        if (report != nullptr)
+        if (!Quick || report != nullptr)
             walk<true>(g, strip);
         else
-            walk<false>(g, strip);
+            walk<!Quick>(g, strip);
     }
 
 private:
@@ -36,7 +36,7 @@ private:
             int64_t const left = x.extent[1] - column;
             stretch<Counting>(g, strip, first, last, column, left < column_stretch ? left : column_stretch, tally);
         }
-        if constexpr (Counting) tally.give(g, *report);
+        if (Counting && report != nullptr) tally.give(g, *report);
     }
 
     template <bool Counting, class G, class Tally>
