@@ -56,7 +56,7 @@ void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows,
     if constexpr (Rows == 1 && Columns != 1 && Rounding::is_nearest) // columns of the transpose
         if (plain && !has_adjacent_columns(x) && has_adjacent_columns(transposed(x)))
             return be.for_rows(out.scale_columns(x.extent[1]), x.extent[0] * (Columns == whole ? x.extent[1] : Columns),
-                               quantize_column_strip<value, block_scaled<Code, Scale, Columns, 1, Layout>, Overflow, Rule, false>{
+                               quantize_column_strip<value, block_scaled<Code, Scale, Columns, 1, Layout>, Overflow, Rule>{
                                    transposed(from), transposed(out), options.policy, report});
     if constexpr (Rows == Columns && Rounding::is_nearest)
         if (!has_adjacent_columns(x) && has_adjacent_columns(transposed(x)))

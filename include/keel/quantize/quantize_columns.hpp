@@ -11,8 +11,8 @@ namespace keel::inline KEEL_ABI {
 inline constexpr int64_t column_stretch = 1024;
 
 /// One strip: the blocks over rows [strip * Rows, ...), each of Rows elements of a column. x has adjacent columns; codes have too, or
-/// lie turned, with adjacent rows. Quick: without a report nothing is counted, for which the kernel is compiled twice.
-template <class X, class Blocks, overflow Overflow, class Rule, bool Quick = true> struct quantize_column_strip {
+/// lie turned, with adjacent rows.
+template <class X, class Blocks, overflow Overflow, class Rule> struct quantize_column_strip {
     static_assert(Blocks::block_columns == 1);
     using code = typename Blocks::code;
     view<X const, 2> x;
@@ -21,25 +21,18 @@ template <class X, class Blocks, overflow Overflow, class Rule, bool Quick = tru
     keel::report* report;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t strip) const {
-        if (!Quick || report != nullptr)
-            walk<true>(g, strip);
-        else
-            walk<!Quick>(g, strip);
-    }
-
-private:
-    template <bool Counting, class G> KEEL_FN void walk(G const& g, int64_t strip) const {
         int64_t const first = strip * Blocks::block_rows, end = x.extent[0],
                       last = first + Blocks::block_rows < end ? first + Blocks::block_rows : end;
         quantize_tally<G, typename G::words> tally;
         for (int64_t column = 0; column < x.extent[1]; column += column_stretch) {
             int64_t const left = x.extent[1] - column;
-            stretch<Counting>(g, strip, first, last, column, left < column_stretch ? left : column_stretch, tally);
+            stretch(g, strip, first, last, column, left < column_stretch ? left : column_stretch, tally);
         }
-        if (Counting && report != nullptr) tally.give(g, *report);
+        if (report != nullptr) tally.give(g, *report);
     }
 
-    template <bool Counting, class G, class Tally>
+private:
+    template <class G, class Tally>
     KEEL_FN void stretch(G const& g, int64_t strip, int64_t first, int64_t last, int64_t column, int64_t n,
                          Tally& tally) const {
         using F = typename G::value;
@@ -66,17 +59,17 @@ private:
             column_block<G, decltype(at)> const b{g, at, n};
             block_scale<F> const s = Rule::template of<X, code, F>(typename Blocks::scale_kind{}, magnitude(g.load(&top[0], at)));
             put_scale<typename Blocks::scale_kind>(b, scales, s.scale);
-            if constexpr (Counting) tally.add_scale(b, s.scale);
+            tally.add_scale(b, s.scale);
             g.store(&top[0], at, s.multiplier);
         });
         bool const turned = out.codes.stride[1] != 1 && x.extent[1] > 1;
         if (Rule::bounded && finite) {
             arrange_multipliers<X, code>(g, &top[0], n);
             if (turned)
-                return encode_columns_turned<Counting>(g, corner, x.stride[0], last - first, out.codes.at(first, column),
+                return encode_columns_turned<true>(g, corner, x.stride[0], last - first, out.codes.at(first, column),
                                                        out.codes.stride[1], n, &top[0], tally.flushed);
             for (int64_t row = first; row < last; ++row)
-                encode_columns<Counting>(g, x.at(row) + column, out.codes.at(row) + column, n, &top[0], tally.flushed);
+                encode_columns<true>(g, x.at(row) + column, out.codes.at(row) + column, n, &top[0], tally.flushed);
             return;
         }
         for (int64_t row = first; row < last; ++row)
@@ -87,7 +80,7 @@ private:
                     g.store_code(strided<code>{out.codes.at(row, column), out.codes.stride[1]}, at, word);
                 else
                     g.store_code(out.codes.at(row) + column, at, word);
-                if constexpr (Counting) tally.template add_elements<code>(v, scaled, word);
+                tally.template add_elements<code>(v, scaled, word);
             });
     }
 };

@@ -34,22 +34,15 @@ template <class Source, class Via, class Blocks, overflow Overflow, class Rule> 
     keel::report* report;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
-        if (report != nullptr)
-            walk<true>(g, row);
+        auto const state = source.begin(g, row);
+        if constexpr (block_columns == whole)
+            one_scale(g, row, state);
         else
-            walk<false>(g, row);
+            scale_a_block(g, row, state);
     }
 
 private:
-    template <bool Counting, class G> KEEL_FN void walk(G const& g, int64_t row) const {
-        auto const state = source.begin(g, row);
-        if constexpr (block_columns == whole)
-            one_scale<Counting>(g, row, state);
-        else
-            scale_a_block<Counting>(g, row, state);
-    }
-
-    template <bool Counting, class G, class State> KEEL_FN void scale_a_block(G const& g, int64_t row, State const& state) const {
+    template <class G, class State> KEEL_FN void scale_a_block(G const& g, int64_t row, State const& state) const {
         alignas(64) Via line[std::size_t{produced_piece}];
         using strip = quantize_strip<same_line<Via const>, adjacent_rows<code>, Blocks, Overflow, Rule>;
         typename strip::template tally_of<G> tally;
@@ -64,14 +57,14 @@ private:
                               report};
             each_block<block_columns>(g, n, [&](auto const& b) {
                 b.each([&](auto at) { Source::put(g, state, column, at, &line[0]); });
-                piece.template block<Counting>(g, b, 0, 0, 1, tally);
+                piece.block(g, b, 0, 0, 1, tally);
             });
         }
-        if constexpr (Counting) tally.give(g, *report);
+        if (report != nullptr) tally.give(g, *report);
     }
 
     /// The row is made twice, once for its scale.
-    template <bool Counting, class G, class State> KEEL_FN void one_scale(G const& g, int64_t row, State const& state) const {
+    template <class G, class State> KEEL_FN void one_scale(G const& g, int64_t row, State const& state) const {
         alignas(64) Via line[std::size_t{produced_piece}];
         Via const* const made = &line[0];
         auto const each_piece = [&](auto body) {
@@ -94,12 +87,12 @@ private:
         block_scale<float> const s = Rule::template of<Via, code, float>(scale_kind{}, amax);
         if (g.leader()) put_scale<scale_kind>(lone_scale{}, row_of(out.scales, row), s.scale);
         quantize_tally<G, uint32_t> tally;
-        if constexpr (Counting) tally.add_scale(lone_scale{}, s.scale);
+        tally.add_scale(lone_scale{}, s.scale);
         each_piece([&](auto const& b, int64_t column) {
-            encode_block<code, Overflow, Counting>(g, b, same_line<Via const>{made}, adjacent_rows<code>{columns(slice(out.codes, row, 1), column, 1)},
+            encode_block<code, Overflow>(g, b, same_line<Via const>{made}, adjacent_rows<code>{columns(slice(out.codes, row, 1), column, 1)},
                                                    0, 1, typename G::value(s.multiplier), Rule::bounded && all_finite, to_nearest{}, tally);
         });
-        if constexpr (Counting) tally.give(g, *report);
+        if (report != nullptr) tally.give(g, *report);
     }
 };
 

@@ -134,19 +134,20 @@ template <class Block, class Tally> KEEL_FN void put_events(Block const& b, stri
     b.put_word(event_row{row, &block_events::non_finite}, b.total(tally.non_finite));
 }
 
-/// code = encode(x * multiplier) for rows [first, last) of a block; `in_range` says that its elements are finite and stay within the
+/// code = encode(x * multiplier) for rows [first, last) of a block, and what happened to them, counted whether asked for or not: it costs
+/// a few instructions a register, and half the kernels to compile; `in_range` says that its elements are finite and stay within the
 /// codes' range, for the short encoding.
-template <class Code, overflow Overflow, bool Counting, class G, class Block, class From, class To, class Rounding, class Tally>
+template <class Code, overflow Overflow, class G, class Block, class From, class To, class Rounding, class Tally>
 KEEL_FN void encode_block(G const& g, Block const& b, From const& from, To const& to, int64_t first, int64_t last,
                           typename G::value const& multiplier, bool in_range, Rounding const& rounding, Tally& tally) {
     if constexpr (Rounding::is_nearest)
-        if (in_range) return encode_scaled_rows<Code, Counting>(g, b, from, to, first, last, multiplier, tally.flushed);
+        if (in_range) return encode_scaled_rows<Code, true>(g, b, from, to, first, last, multiplier, tally.flushed);
     for (int64_t row = first; row < last; ++row)
         b.each([&](auto at) {
             auto const v = g.load(from(row), at), scaled = v * multiplier;
             auto const code = rounding.template code<Code, Overflow>(g, row, at, scaled);
             g.store_code(to(row), at, code);
-            if constexpr (Counting) tally.template add_elements<Code>(v, scaled, code);
+            tally.template add_elements<Code>(v, scaled, code);
         });
 }
 
@@ -173,16 +174,14 @@ template <class From, class To, class Blocks, overflow Overflow, class Rule, cla
     template <class G> using tally_of = quantize_tally<G, scale_words<G>>;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t strip) const {
-        constexpr bool is_quick = std::is_same_v<From, adjacent_rows<typename From::value const>> && // else counting costs nothing beside
-                                  std::is_same_v<To, adjacent_rows<typename To::value>>;
-        if (!is_quick || report != nullptr || !events.absent())
-            walk<true>(g, strip);
-        else
-            walk<!is_quick>(g, strip);
+        int64_t const first = strip * block_rows, last = block_rows == 1 || first + block_rows < row_count ? first + block_rows : row_count;
+        tally_of<G> tally;
+        each_block<block_columns>(g, column_count, [&](auto const& b) { block(g, b, strip, first, last, tally); });
+        if (report != nullptr) tally.give(g, *report);
     }
 
     /// Block b of a strip, over rows [first, last).
-    template <bool Counting, class G, class Block, class Tally>
+    template <class G, class Block, class Tally>
     KEEL_FN void block(G const& g, Block const& b, int64_t strip, int64_t first, int64_t last, Tally& tally) const {
         using F = typename Block::lane;
         using words = typename G::words;
@@ -199,25 +198,17 @@ template <class From, class To, class Blocks, overflow Overflow, class Rule, cla
         }
         block_scale<F> const s = Rule::template of<typename From::value, code, F>(scale_kind{}, amax);
         put_scale<scale_kind>(b, row_of(scales, strip), s.scale);
-        if constexpr (Counting) tally.add_scale(b, s.scale);
+        tally.add_scale(b, s.scale);
         auto const multiplier = b.spread(s.multiplier);
         bool const in_range = Rule::bounded && finite;
-        if (Counting && !events.absent()) {
+        if (!events.absent()) {
             tally_of<G> own;
-            encode_block<code, Overflow, true>(g, b, x, codes, first, last, multiplier, false, rounding, own);
+            encode_block<code, Overflow>(g, b, x, codes, first, last, multiplier, false, rounding, own);
             put_events(b, row_of(events, strip), own);
             tally.add_elements(own);
         } else {
-            encode_block<code, Overflow, Counting>(g, b, x, codes, first, last, multiplier, in_range, rounding, tally);
+            encode_block<code, Overflow>(g, b, x, codes, first, last, multiplier, in_range, rounding, tally);
         }
-    }
-
-private:
-    template <bool Counting, class G> KEEL_FN void walk(G const& g, int64_t strip) const {
-        int64_t const first = strip * block_rows, last = block_rows == 1 || first + block_rows < row_count ? first + block_rows : row_count;
-        tally_of<G> tally;
-        each_block<block_columns>(g, column_count, [&](auto const& b) { block<Counting>(g, b, strip, first, last, tally); });
-        if (Counting && report != nullptr) tally.give(g, *report);
     }
 };
 

@@ -59,24 +59,16 @@ template <class From, class To, overflow Overflow, class Rounding> struct tensor
     Rounding rounding = {};
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
-        if (report != nullptr)
-            walk<true>(g, row);
-        else
-            walk<false>(g, row);
-    }
-
-private:
-    template <bool Counting, class G> KEEL_FN void walk(G const& g, int64_t row) const {
         quantize_tally<G, uint32_t> tally;
         uint32_t largest = 0;
         g.template blocks<tensor_piece>(column_count, [&](auto const& b) {
             bool finite = true;
             uint32_t const here = largest_finite(g, b, x(row), finite);
             largest = umax(largest, here);
-            encode_block<typename To::value, Overflow, Counting>(g, b, x, codes, row, row + 1, typename G::value(multiplier),
+            encode_block<typename To::value, Overflow>(g, b, x, codes, row, row + 1, typename G::value(multiplier),
                                                                  bounded && finite && here <= limit, rounding, tally);
         });
-        if constexpr (Counting) tally.give(g, *report);
+        if (report != nullptr) tally.give(g, *report);
         if (g.leader()) max_shared(*top, largest);
     }
 };
