@@ -165,7 +165,7 @@ TEST_CASE("a NaN or Inf in any lane is loud: its block decodes to NaN, and the c
                 for (int64_t j = 0; j < 37; ++j) {
                     bool const lost = poisoned || j / 16 == spot / 16;
                     CHECK(q.code(0, j) == (j == spot ? 7 : lost ? 8 : 15));
-                    CHECK((lost ? std::isnan(y.at(0, j)) : y.at(0, j) == -3.0));
+                    CHECK((lost ? std::isnan(y.at(0, j)) : std::abs(y.at(0, j) + 3.0) <= 3 * 0x1p-23)); // S and the product by it are rounded
                 }
                 CHECK(q.codes.get(0, 18).bits >> 4 == 0); // no 38th element
             }
