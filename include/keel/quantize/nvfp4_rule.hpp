@@ -6,6 +6,9 @@
 //     transformer_engine TransformerEngine's order of operations: reciprocals and their products
 #pragma once
 
+#include <keel/format/fp4.hpp>
+#include <keel/format/fp8.hpp>
+
 #include <keel/quantize/scale_rule.hpp>
 
 namespace keel::inline KEEL_ABI {

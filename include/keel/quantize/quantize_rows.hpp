@@ -122,16 +122,19 @@ template <class G, class W> struct quantize_tally {
     }
 };
 
-/// A row of block_events, one of its counters.
+/// A row of block_events, one of its counters: saturated, flushed or non_finite.
 struct event_row {
     strided<block_events> of;
-    uint32_t block_events::* counter;
-    KEEL_FN uint32_t* element(int64_t i) const { return &(of.element(i)->*counter); }
+    int counter;
+    KEEL_FN uint32_t* element(int64_t i) const {
+        block_events* const e = of.element(i);
+        return counter == 0 ? &e->saturated : counter == 1 ? &e->flushed : &e->non_finite;
+    }
 };
 template <class Block, class Tally> KEEL_FN void put_events(Block const& b, strided<block_events> row, Tally const& tally) {
-    b.put_word(event_row{row, &block_events::saturated}, b.total(tally.saturated));
-    b.put_word(event_row{row, &block_events::flushed}, b.total(tally.flushed));
-    b.put_word(event_row{row, &block_events::non_finite}, b.total(tally.non_finite));
+    b.put_word(event_row{row, 0}, b.total(tally.saturated));
+    b.put_word(event_row{row, 1}, b.total(tally.flushed));
+    b.put_word(event_row{row, 2}, b.total(tally.non_finite));
 }
 
 /// code = encode(x * multiplier) for rows [first, last) of a block, and what happened to them, counted whether asked for or not: it costs
