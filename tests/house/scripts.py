@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The three run.sh answer --help, whatever stands beside it, without installing, building or writing anything."""
+"""Every run.sh answers --help, whatever stands beside it, without installing, building or writing anything."""
 import os
 import pathlib
 import subprocess
@@ -15,7 +15,7 @@ FORBIDDEN = ("apt-get", "sudo", "cmake", "ninja", "g++", "clang++", "python3")
 def main():
     house.arguments().parse_args()
     failures = []
-    for script in ("examples/run.sh", "benchmarks/run.sh", "tests/run.sh"):
+    for script in ("examples/run.sh", "benchmarks/run.sh", "benchmarks/compare/run.sh", "tests/run.sh"):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             called = folder / "called"
@@ -37,7 +37,7 @@ def main():
                 failures.append(f"{script} --help calls {', '.join(sorted(set(called.read_text().split())))}")
             if (folder / "keel" / "build").exists():
                 failures.append(f"{script} --help writes to build/")
-    return house.report("scripts: run.sh of examples, benchmarks and tests", failures)
+    return house.report("scripts: run.sh of examples, benchmarks, comparisons and tests", failures)
 
 
 if __name__ == "__main__":

@@ -35,22 +35,22 @@ template <class Code, class U> KEEL_FN U flushed_to_zero(U const& element, U con
 }
 
 /// code = encode_bounded(x * multiplier) for the block's elements of row `from`, all finite and within the code's range once scaled. Adds to
-/// `flushed`, lane by lane, the elements other than zero whose code is zero, if Counting.
-template <class Code, bool Counting, class G, class Block, class From, class To>
+/// `flushed`, lane by lane, the elements other than zero whose code is zero.
+template <class Code, class G, class Block, class From, class To>
 KEEL_FN void encode_scaled(G const& g, Block const& b, From from, To to, typename G::value const& multiplier, typename G::words& flushed) {
     using U = typename G::words;
     b.each([&](auto at) {
         auto const v = g.load(from, at);
         U const code = encode_bounded_words<Code>(v * multiplier);
         g.store_code(to, at, code);
-        if constexpr (Counting) flushed = flushed + flushed_to_zero<Code>(bits(v), code);
+        flushed = flushed + flushed_to_zero<Code>(bits(v), code);
     });
 }
 /// The same for rows [first, last) of a block.
-template <class Code, bool Counting, class G, class Block, class From, class To>
+template <class Code, class G, class Block, class From, class To>
 KEEL_FN void encode_scaled_rows(G const& g, Block const& b, From const& from, To const& to, int64_t first, int64_t last,
                                 typename G::value const& multiplier, typename G::words& flushed) {
-    for (int64_t row = first; row < last; ++row) encode_scaled<Code, Counting>(g, b, from(row), to(row), multiplier, flushed);
+    for (int64_t row = first; row < last; ++row) encode_scaled<Code>(g, b, from(row), to(row), multiplier, flushed);
 }
 
 // The same for columns, each with a scale of its own: n of them beside each other, their numbers in arrays of floats.
@@ -69,7 +69,7 @@ KEEL_FN void raise_largest(G const& g, X const* p, int64_t pitch, int64_t rows, 
 template <class X, class Code, class G> KEEL_FN void arrange_multipliers(G const&, float*, int64_t) {}
 
 /// codes of a row: code = encode_bounded(x * multiplier of the column), flushed as in encode_scaled. All finite and within range.
-template <bool Counting, class G, class X, class Code>
+template <class G, class X, class Code>
 KEEL_FN void encode_columns(G const& g, X const* from, Code* to, int64_t n, float const* multipliers,
                             typename G::words& flushed) {
     using U = typename G::words;
@@ -77,12 +77,12 @@ KEEL_FN void encode_columns(G const& g, X const* from, Code* to, int64_t n, floa
         auto const v = g.load(from, at);
         U const code = encode_bounded_words<Code>(v * g.load(multipliers, at));
         g.store_code(to, at, code);
-        if constexpr (Counting) flushed = flushed + flushed_to_zero<Code>(bits(v), code);
+        flushed = flushed + flushed_to_zero<Code>(bits(v), code);
     });
 }
 
 /// The same for `rows` rows whose codes are turned: those of column j adjacent, from to + j * to_pitch on.
-template <bool Counting, class G, class X, class Code>
+template <class G, class X, class Code>
 KEEL_FN void encode_columns_turned(G const& g, X const* from, int64_t pitch, int64_t rows, Code* to, int64_t to_pitch, int64_t n,
                                    float const* multipliers, typename G::words& flushed) {
     using U = typename G::words;
@@ -91,7 +91,7 @@ KEEL_FN void encode_columns_turned(G const& g, X const* from, int64_t pitch, int
             auto const v = g.load(from + row * pitch, at);
             U const code = encode_bounded_words<Code>(v * g.load(multipliers, at));
             g.store_code(strided<Code>{to + row, to_pitch}, at, code);
-            if constexpr (Counting) flushed = flushed + flushed_to_zero<Code>(bits(v), code);
+            flushed = flushed + flushed_to_zero<Code>(bits(v), code);
         });
 }
 

@@ -8,7 +8,6 @@
 
 #include <keel/format/fp4.hpp>
 #include <keel/format/fp8.hpp>
-
 #include <keel/quantize/scale_rule.hpp>
 
 namespace keel::inline KEEL_ABI {

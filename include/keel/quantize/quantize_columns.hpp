@@ -66,10 +66,10 @@ private:
         if (Rule::bounded && finite) {
             arrange_multipliers<X, code>(g, &top[0], n);
             if (turned)
-                return encode_columns_turned<true>(g, corner, x.stride[0], last - first, out.codes.at(first, column),
+                return encode_columns_turned(g, corner, x.stride[0], last - first, out.codes.at(first, column),
                                                        out.codes.stride[1], n, &top[0], tally.flushed);
             for (int64_t row = first; row < last; ++row)
-                encode_columns<true>(g, x.at(row) + column, out.codes.at(row) + column, n, &top[0], tally.flushed);
+                encode_columns(g, x.at(row) + column, out.codes.at(row) + column, n, &top[0], tally.flushed);
             return;
         }
         for (int64_t row = first; row < last; ++row)

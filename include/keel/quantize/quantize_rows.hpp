@@ -144,7 +144,7 @@ template <class Code, overflow Overflow, class G, class Block, class From, class
 KEEL_FN void encode_block(G const& g, Block const& b, From const& from, To const& to, int64_t first, int64_t last,
                           typename G::value const& multiplier, bool in_range, Rounding const& rounding, Tally& tally) {
     if constexpr (Rounding::is_nearest)
-        if (in_range) return encode_scaled_rows<Code, true>(g, b, from, to, first, last, multiplier, tally.flushed);
+        if (in_range) return encode_scaled_rows<Code>(g, b, from, to, first, last, multiplier, tally.flushed);
     for (int64_t row = first; row < last; ++row)
         b.each([&](auto at) {
             auto const v = g.load(from(row), at), scaled = v * multiplier;

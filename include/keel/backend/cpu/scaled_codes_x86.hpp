@@ -61,15 +61,14 @@ template <class M, class Code> struct byte_codes {
     }
 };
 
-/// Two registers of bf16, by their four registers of multipliers, to codes; how many others than zero became zero, if Counting.
-template <class M, class Code, bool Counting> KEEL_FN int64_t encode_two(bf16 const* from, Code* to, typename M::f const (&multiplier)[4]) {
+/// Two registers of bf16, by their four registers of multipliers, to codes; how many others than zero became zero.
+template <class M, class Code> KEEL_FN int64_t encode_two(bf16 const* from, Code* to, typename M::f const (&multiplier)[4]) {
     using codes = byte_codes<M, Code>;
     auto const first = M::load(from), second = M::load(from + M::elements);
     auto const bytes = M::bytes_of(codes::of_words(first, multiplier[0], multiplier[1]), codes::of_words(second, multiplier[2], multiplier[3]));
     prefetch_write(to);
     M::store_bytes(to, bytes);
-    if constexpr (Counting) return M::flushed(bytes, first, second);
-    return 0;
+    return M::flushed(bytes, first, second);
 }
 /// Adds to lane 0.
 template <class M, class U> KEEL_FN void add_count(U& words, int64_t count) { words = words + U::of(typename U::register_type(M::lone(count))); }
@@ -107,7 +106,7 @@ KEEL_FN bits_pack<A> largest_magnitude(cpu_row_group<A> const& g, Block const& b
     return umax(largest, largest_magnitude<cpu_row_group<A>, Block, bf16 const*>(g, rest_of(b, count), p));
 }
 
-template <signed_byte_code Code, bool Counting, word_arch A, class Block>
+template <signed_byte_code Code, word_arch A, class Block>
     requires(Block::size >= 2 * detail::word_machine<A>::elements)
 KEEL_FN void encode_scaled(cpu_row_group<A> const& g, Block const& b, bf16 const* from, Code* to, pack<A> const& multiplier,
                            bits_pack<A>& flushed) {
@@ -116,10 +115,10 @@ KEEL_FN void encode_scaled(cpu_row_group<A> const& g, Block const& b, bf16 const
     int64_t lost = 0;
     constexpr int64_t step = 2 * M::elements;
     int64_t const count = b.count / step * step;
-    for (int64_t k = 0; k < count; k += step) lost += detail::encode_two<M, Code, Counting>(from + b.i + k, to + b.i + k, same);
-    if constexpr (Counting) detail::add_count<M>(flushed, lost);
+    for (int64_t k = 0; k < count; k += step) lost += detail::encode_two<M, Code>(from + b.i + k, to + b.i + k, same);
+    detail::add_count<M>(flushed, lost);
     if (count < b.count)
-        encode_scaled<Code, Counting, cpu_row_group<A>, Block, bf16 const*, Code*>(g, rest_of(b, count), from, to, multiplier, flushed);
+        encode_scaled<Code, cpu_row_group<A>, Block, bf16 const*, Code*>(g, rest_of(b, count), from, to, multiplier, flushed);
 }
 
 // Columns: two whole registers of them at a time; what is left goes the general way.
@@ -153,7 +152,7 @@ KEEL_FN void arrange_multipliers(cpu_row_group<A> const&, float* multipliers, in
     }
 }
 
-template <bool Counting, word_arch A, signed_byte_code Code>
+template <word_arch A, signed_byte_code Code>
 KEEL_FN void encode_columns(cpu_row_group<A> const& g, bf16 const* from, Code* to, int64_t n, float const* multipliers,
                             bits_pack<A>& flushed) {
     using M = detail::word_machine<A>;
@@ -163,11 +162,11 @@ KEEL_FN void encode_columns(cpu_row_group<A> const& g, bf16 const* from, Code* t
     for (int64_t j = 0; j < count; j += step) {
         typename M::f const own[4] = {M::load(multipliers + j), M::load(multipliers + j + half), M::load(multipliers + j + 2 * half),
                                       M::load(multipliers + j + 3 * half)};
-        lost += detail::encode_two<M, Code, Counting>(from + j, to + j, own);
+        lost += detail::encode_two<M, Code>(from + j, to + j, own);
     }
-    if constexpr (Counting) detail::add_count<M>(flushed, lost);
+    detail::add_count<M>(flushed, lost);
     if (count < n)
-        encode_columns<Counting, cpu_row_group<A>, bf16, Code>(g, from + count, to + count, n - count, multipliers + count, flushed);
+        encode_columns<cpu_row_group<A>, bf16, Code>(g, from + count, to + count, n - count, multipliers + count, flushed);
 }
 
 template <signed_byte_code Code, word_arch A, class Block>

@@ -40,7 +40,7 @@ KEEL_FN void turn_bytes(uint8_t const* from, int64_t from_pitch, int64_t rows, i
 
 } // namespace detail
 
-template <bool Counting, class A, class X, class Code>
+template <class A, class X, class Code>
     requires(sizeof(Code) == 1)
 KEEL_FN void encode_columns_turned(cpu_row_group<A> const& g, X const* from, int64_t pitch, int64_t rows, Code* to, int64_t to_pitch,
                                    int64_t n, float const* multipliers, bits_pack<A>& flushed) {
@@ -50,12 +50,12 @@ KEEL_FN void encode_columns_turned(cpu_row_group<A> const& g, X const* from, int
         for (int64_t j = 0; j < n; j += width) {
             int64_t const high = rows - row < detail::turned_rows ? rows - row : detail::turned_rows, wide = n - j < width ? n - j : width;
             for (int64_t i = 0; i < high; ++i)
-                encode_columns<Counting>(g, from + (row + i) * pitch + j, &tile[i * width], wide, multipliers + j, flushed);
+                encode_columns(g, from + (row + i) * pitch + j, &tile[i * width], wide, multipliers + j, flushed);
             detail::turn_bytes(&tile[0].bits, width, high, wide, storage_of(to + j * to_pitch + row), to_pitch);
         }
 }
 
-template <class Code, bool Counting, class A, class Block, class X>
+template <class Code, class A, class Block, class X>
     requires(sizeof(Code) == 1 && Block::size > 0)
 KEEL_FN void encode_scaled_rows(cpu_row_group<A> const& g, Block const& b, adjacent_rows<X> const& from, spread_rows<Code> const& to,
                                 int64_t first, int64_t last, pack<A> const& multiplier, bits_pack<A>& flushed) {
@@ -67,13 +67,13 @@ KEEL_FN void encode_scaled_rows(cpu_row_group<A> const& g, Block const& b, adjac
             for (int64_t row = first; row < last; row += detail::turned_rows) {
                 int64_t const high = last - row < detail::turned_rows ? last - row : detail::turned_rows;
                 for (int64_t i = 0; i < high; ++i)
-                    encode_scaled<Code, Counting>(g, here, from(row + i) + b.i, &tile[i * width], multiplier, flushed);
+                    encode_scaled<Code>(g, here, from(row + i) + b.i, &tile[i * width], multiplier, flushed);
                 detail::turn_bytes(&tile[0].bits, width, high, b.count, storage_of(to.v.at(row, b.i)), to.v.stride[1]);
             }
             return;
         }
     }
-    for (int64_t row = first; row < last; ++row) encode_scaled<Code, Counting>(g, b, from(row), to(row), multiplier, flushed);
+    for (int64_t row = first; row < last; ++row) encode_scaled<Code>(g, b, from(row), to(row), multiplier, flushed);
 }
 
 } // namespace keel::inline KEEL_ABI
