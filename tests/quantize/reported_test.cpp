@@ -106,10 +106,10 @@ TEST_CASE("zero blocks have zero codes and a finite scale beside any other, unde
     auto const check_shapes = [&](auto rule, auto scale) {
         check(rule, scale, shape_of<1, 128>{}), check(rule, scale, shape_of<128, 1>{}), check(rule, scale, shape_of<128, 128>{});
     };
-    check_shapes(rules::round_up{}, keel::fp32_scale{}), check_shapes(rules::round_up{}, keel::e8m0_scale{});
-    check_shapes(rules::round_up{}, keel::power_of_two_scale{}), check_shapes(rules::deep_gemm{}, keel::fp32_scale{});
-    check_shapes(rules::deep_gemm{}, keel::e8m0_scale{}), check_shapes(rules::transformer_engine{}, keel::fp32_scale{});
-    check_shapes(rules::transformer_engine{}, keel::power_of_two_scale{});
+    check_shapes(rules::round_up{}, keel::fp32_scale{}), check_shapes(rules::transformer_engine{}, keel::fp32_scale{});
+    check(rules::round_up{}, keel::e8m0_scale{}, shape_of<1, 128>{}), check(rules::round_up{}, keel::power_of_two_scale{}, shape_of<128, 1>{});
+    check(rules::deep_gemm{}, keel::fp32_scale{}, shape_of<128, 128>{}), check(rules::deep_gemm{}, keel::e8m0_scale{}, shape_of<1, 128>{});
+    check(rules::transformer_engine{}, keel::power_of_two_scale{}, shape_of<128, 128>{});
 
     guarded_matrix<float> nothing(3, 700), history(1, 2);
     for (bool delayed : {false, true}) {
@@ -148,11 +148,9 @@ template <class Rule, class Code, class Scale, class X = float> void check_round
         }
     CHECK(wrong == 0);
 }
-template <class Rule, class Scale> void check_round_trips() {
-    for (data_kind kind : {data_kind::normal, data_kind::mixed_scales, data_kind::outlier, data_kind::tiny, data_kind::subnormal, data_kind::huge}) {
-        check_round_trip<Rule, e4m3, Scale>(kind);
-        check_round_trip<Rule, e5m2, Scale>(kind);
-    }
+template <class Rule, class Scale, class Code = e4m3> void check_round_trips() {
+    for (data_kind kind : {data_kind::normal, data_kind::mixed_scales, data_kind::outlier, data_kind::tiny, data_kind::subnormal, data_kind::huge})
+        check_round_trip<Rule, Code, Scale>(kind);
 }
 } // namespace
 
@@ -167,6 +165,8 @@ TEST_CASE("elements are scaled by the reciprocal of the stored scale, under ever
     check_round_trips<rules::deep_gemm, keel::fp32_scale>(), check_round_trips<rules::deep_gemm, keel::power_of_two_scale>();
     check_round_trips<rules::deep_gemm, keel::e8m0_scale>();
     check_round_trips<rules::transformer_engine, keel::fp32_scale>(), check_round_trips<rules::transformer_engine, keel::power_of_two_scale>();
+    check_round_trips<rules::round_up, keel::fp32_scale, e5m2>(), check_round_trips<rules::ocp_even, keel::e8m0_scale, e5m2>();
+    check_round_trips<rules::deep_gemm, keel::power_of_two_scale, e5m2>(), check_round_trips<rules::transformer_engine, keel::fp32_scale, e5m2>();
     for (data_kind kind : {data_kind::tiny, data_kind::subnormal})
         check_round_trip<rules::transformer_engine, e4m3, keel::fp32_scale, keel::bf16>(kind);
     check_round_trip<rules::transformer_engine, e4m3, keel::fp32_scale, keel::f16>(data_kind::normal);

@@ -1,7 +1,7 @@
 // Every backend that this translation unit's flags allow, for tests that a primitive does the same on all of them.
 //
-// With KEEL_NATIVE_ONLY (tests/bits/run.py by default): the reference and the best architecture alone. Unit tests compare all of
-// them within one build; across builds each level stands for itself.
+// With KEEL_NATIVE_CPU (CMake's KEEL_EVERY_ARCH=OFF, as tests/run.sh has it): the best architecture alone of the CPU's; tests/bits has the
+// others, each at its own level. With KEEL_NATIVE_ONLY (sanitizers, tests/bits/run.py by default): without the lockstep warp too.
 #pragma once
 
 #include <string>
@@ -38,7 +38,7 @@ template <class Fn> void for_each_cpu(Fn fn) {
         for (auto const* threads : {&one, &two})
             fn(std::string("cpu ") + Arch::name() + (threads == &two ? " x2" : ""), keel::cpu<Arch, one_or_two_threads>{*threads});
     };
-#if defined(KEEL_NATIVE_ONLY)
+#if defined(KEEL_NATIVE_ONLY) || defined(KEEL_NATIVE_CPU)
     both(keel::native_arch{});
 #else
     both(keel::arch::scalar{});
