@@ -46,6 +46,10 @@ template <class B> struct backend_traits {
     static constexpr bool is_backend = false;
 };
 
+/// A backend to which all rows are alike, scattered or adjacent: kernels need one walk for it.
+template <class B>
+concept elementwise_backend = requires { requires backend_traits<std::remove_cvref_t<B>>::elementwise; };
+
 /// A row whose elements lie `step` apart: a column of a row-major matrix.
 template <class T> struct strided {
     T* data;

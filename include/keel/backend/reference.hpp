@@ -122,6 +122,7 @@ struct reference {
 template <> struct backend_traits<reference> {
     static constexpr bool is_backend = true;
     static constexpr bool asynchronous = false;
+    static constexpr bool elementwise = true;
     static constexpr memory_space space = memory_space::host;
 };
 

@@ -47,6 +47,8 @@ void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows,
     using value = std::remove_const_t<X>;
     using blocks = block_scaled<Code, Scale, Rows, Columns, Layout>;
     view<value const, 2> const from = x;
+    if constexpr (elementwise_backend<B>)
+        return quantize_strips<Overflow, Rule>(be, spread_rows<value const>{from}, spread_rows<Code>{out.codes}, out, options, report, events, rounding);
     bool const codes_lie_along = has_adjacent_columns(out.codes) || has_adjacent_columns(transposed(out.codes));
     [[maybe_unused]] bool const plain = events.absent() && codes_lie_along;
     if constexpr (Columns == 1 && Rounding::is_nearest)
@@ -140,7 +142,7 @@ status quantize_pair(B const& be, view<X, 2> x, block_scaled<Code, Scale, RowsA,
     check.disjoint("along_columns.scales", memory_of(along_columns.scales), along_rows.codes, memory_of(along_rows.scales));
     if (!check.ok() || x.empty()) return check.result;
     if (report != nullptr) add_shared(report->elements, 2 * x.size());
-    if constexpr (RowsA == 1 && ColumnsB == 1 && column_stretch % ColumnsA == 0)
+    if constexpr (RowsA == 1 && ColumnsB == 1 && column_stretch % ColumnsA == 0 && !elementwise_backend<B>)
         if (has_adjacent_columns(x) && has_adjacent_columns(along_rows.codes) &&
             (has_adjacent_columns(along_columns.codes) || has_adjacent_columns(transposed(along_columns.codes)))) {
             using along = block_scaled<Code, Scale, RowsA, ColumnsA, LayoutA>;
@@ -178,12 +180,14 @@ status dequantize(B const& be, block_scaled<Code, Scale, Rows, Columns, Layout> 
     check.disjoint("y", y, in.codes, memory_of(in.scales));
     if (!check.ok() || y.empty()) return check.result;
     blocks const from = in;
-    if (has_adjacent_columns(y) && has_adjacent_columns(in.codes))
-        be.for_rows(y.extent[0], y.extent[1],
-                    dequantize_row<adjacent_rows<code const>, adjacent_rows<Y>, blocks>{{from.codes}, from.scales, {y}, y.extent[1]});
-    else
-        be.for_rows(y.extent[0], y.extent[1],
-                    dequantize_row<spread_rows<code const>, spread_rows<Y>, blocks>{{from.codes}, from.scales, {y}, y.extent[1]});
+    if constexpr (!elementwise_backend<B>)
+        if (has_adjacent_columns(y) && has_adjacent_columns(in.codes)) {
+            be.for_rows(y.extent[0], y.extent[1],
+                        dequantize_row<adjacent_rows<code const>, adjacent_rows<Y>, blocks>{{from.codes}, from.scales, {y}, y.extent[1]});
+            return check.result;
+        }
+    be.for_rows(y.extent[0], y.extent[1],
+                dequantize_row<spread_rows<code const>, spread_rows<Y>, blocks>{{from.codes}, from.scales, {y}, y.extent[1]});
     return check.result;
 }
 
