@@ -45,7 +45,7 @@ TEMPLATE_TEST_CASE("a double is rounded once at every code, midpoint and their n
 TEMPLATE_TEST_CASE("a double is rounded once on a sample of all exponents", "", bf16, f16, e4m3, e5m2, e4m3fnuz, e5m2fnuz, e2m1) {
     oracle const o(layout_of<TestType>);
     mismatches bad;
-    for (uint32_t i = 0; i < 1u << 20; ++i) check_all_policies<TestType>(o, sampled_double(i), bad);
+    for (uint32_t i = 0; i < 1u << 20; i += sample_step) check_all_policies<TestType>(o, sampled_double(i), bad);
     for (double const x : {0.0, -0.0, 0x1p-1074, -0x1p-1074, 0x1.fffffffffffffp1023, -0x1.fffffffffffffp1023, 0x1p-1022,
                            std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
                            std::numeric_limits<double>::quiet_NaN(), std::bit_cast<double>(0xfff0000000000001u)}) {
@@ -76,7 +76,7 @@ TEST_CASE("a double becomes a float in every direction") {
         for_each_policy<float>(
             [&](auto p) { bad.check(x, code_of<float>(p, x), expected_float(x, p.on_overflow, p.round), p.id); });
     };
-    for (uint32_t i = 0; i < 1u << 20; ++i) check(sampled_double(i));
+    for (uint32_t i = 0; i < 1u << 20; i += sample_step) check(sampled_double(i));
     for (uint32_t const word : special_words) {
         for (int k = -2; k <= 2; ++k) {
             double const at = static_cast<double>(float_of(word));

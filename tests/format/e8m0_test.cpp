@@ -36,7 +36,7 @@ TEST_CASE("e8m0: a sample of all floats and doubles") {
         check_all_policies(float_of(word), bad);
         check_all_policies(float_of(word | 0x80000000u), bad);
     }
-    for (uint32_t i = 0; i < 1u << 22; ++i) check_all_policies(float_of(sampled_word(i)), bad);
+    for (uint32_t i = 0; i < 1u << 22; i += sample_step) check_all_policies(float_of(sampled_word(i)), bad);
     for (uint64_t i = 0; i < 1u << 18; ++i) {
         check_all_policies(std::bit_cast<double>(i << 46 | (i * 0x9e3779b97f4a7c15u) >> 18), bad);
     }

@@ -59,7 +59,7 @@ TEMPLATE_TEST_CASE("encode is right for zeros, subnormals, the ends of the range
 TEMPLATE_TEST_CASE("encode is right on a sample of all floats", "", bf16, f16, e4m3, e5m2, e4m3fnuz, e5m2fnuz, e2m1) {
     oracle const o(layout_of<TestType>);
     mismatches bad;
-    for (uint32_t stratum = 0; stratum < 1u << 22; ++stratum) {
+    for (uint32_t stratum = 0; stratum < 1u << 22; stratum += sample_step) {
         check_all_policies<TestType>(o, float_of(sampled_word(stratum)), bad);
     }
     INFO(o.format().name << ": " << bad);
@@ -68,7 +68,7 @@ TEMPLATE_TEST_CASE("encode is right on a sample of all floats", "", bf16, f16, e
 
 TEST_CASE("float keeps every value, and has one NaN") {
     mismatches bad;
-    for (uint32_t stratum = 0; stratum < 1u << 20; ++stratum) {
+    for (uint32_t stratum = 0; stratum < 1u << 20; stratum += sample_step) {
         uint32_t const word = sampled_word(stratum << 2);
         float const x = float_of(word);
         for_each_policy<float>([&](auto p) {
