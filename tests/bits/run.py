@@ -3,8 +3,8 @@
 level, runs what this machine executes (AArch64 under qemu), and requires equal lines. What cannot run is skipped aloud.
 
 By default each level is built once, by compilers and optimisation in turn, and runs the reference and its own architecture;
---all builds each with both compilers and at two optimisation levels, and runs every backend in each. The objects of one
-program at different levels must also share no weak symbol of keel."""
+--all builds each with both compilers, and runs every backend in each. The objects of one program at different levels must
+also share no weak symbol of keel."""
 import itertools
 import pathlib
 import platform
@@ -57,8 +57,8 @@ def plan(programs, options):
     turns = list(zip(reversed(compilers), ("O1", "O2")))
     builds = []
     for program in programs:
-        for level, turn in zip(here_executed, itertools.cycle(turns)):
-            chosen = itertools.product(compilers, ("O1", "O2")) if options.all else [turn]
+        for at, level in enumerate(here_executed):
+            chosen = zip(compilers, ("O2", "O1") if at % 2 == 0 else ("O1", "O2")) if options.all else [turns[at % len(turns)]]
             builds += [build(program, level, compiler, optimisation) for compiler, optimisation in chosen]
         for level, compiler, start in foreign:
             builds += [build(program, level, compiler, o, start) for o in (("O1", "O2") if options.all else ("O1",))]
@@ -131,7 +131,7 @@ def compare(results):
 
 def main():
     parser = house.arguments()
-    parser.add_argument("--all", action="store_true", help="both compilers and two optimisation levels for each level")
+    parser.add_argument("--all", action="store_true", help="both compilers for each level, and every backend in each")
     parser.add_argument("--only", default="", help="the programs whose name contains this")
     options = parser.parse_args()
     programs = [p for p in sorted(here.glob("*.cpp")) if options.only in p.name]
