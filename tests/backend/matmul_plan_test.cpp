@@ -85,6 +85,7 @@ TEST_CASE("promoted products: each block sums from zero and is scaled once into 
     for (shape s : {shape{29, 67, 300}, shape{29, 67, 1153}, shape{3, 2, 128}})
         for (int64_t length : {32, 100, 128, 300, 4096}) {
             int64_t const blocks = (s.k + length - 1) / length;
+            if (!keel_test::every_case && (s.k == 300 || length == 32 || length == 128)) continue;
             CAPTURE(s.m, s.n, s.k, length);
             guarded_matrix<e4m3> a(s.m, s.k, 0, floats(data_kind::normal, s.m * s.k, 1)),
                 b(s.n, s.k, 0, floats(data_kind::normal, s.k * s.n, 2));

@@ -117,7 +117,8 @@ TEST_CASE("every backend has the reference's bits: NaN, Inf, subnormals, overflo
 TEST_CASE("shapes larger than the outer blocks") {
     for (shape s : {shape{2200, 40, 20}, shape{30, 2300, 20}, shape{2130, 2140, 3}})
         for (layout how : {layout::plain, layout::turned})
-            check_all_backends<float, float, float>(s, data_kind::normal, layout::plain, layout::plain, how, {});
+            if (keel_test::every_case || (s.m * s.n < 1 << 20 && (s.m < 2000) == (how == layout::turned)))
+                check_all_backends<float, float, float>(s, data_kind::normal, layout::plain, layout::plain, how, {});
 }
 
 TEST_CASE("with beta = 0 the old C is not read, and -0 counts as 0") {

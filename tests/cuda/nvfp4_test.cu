@@ -1,48 +1,16 @@
 // NVFP4 and compensated updates instantiated for CUDA: compiled wherever nvcc is; where there is a GPU they run against the reference,
 // bit for bit.
-#include <cstring>
 #include <limits>
-#include <utility>
-#include <vector>
 
-#include <keel/backend/reference.hpp>
-#include <keel/cuda.hpp>
 #include <keel/format/bf16.hpp>
 #include <keel/optim/kahan.hpp>
 #include <keel/quantize/nvfp4.hpp>
 #include <support/catch.hpp>
+#include <support/device_twins.hpp>
+
+using namespace keel_test;
 
 namespace {
-
-/// Host memory, and device memory that starts as its copy.
-template <class T> struct twins {
-    std::vector<T> host;
-    T* device = nullptr;
-    explicit twins(std::vector<T> values) : host(std::move(values)) {
-        cudaMalloc(&device, host.size() * sizeof(T) + 1);
-        cudaMemcpy(device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice);
-    }
-    explicit twins(int64_t n) : twins(std::vector<T>(static_cast<std::size_t>(n))) {}
-    ~twins() { cudaFree(device); }
-    T* on(keel::reference) { return host.data(); }
-    T* on(keel::cuda) { return device; }
-    bool equal() const {
-        std::vector<T> got(host.size());
-        cudaMemcpy(got.data(), device, got.size() * sizeof(T), cudaMemcpyDeviceToHost);
-        return std::memcmp(got.data(), host.data(), got.size() * sizeof(T)) == 0;
-    }
-};
-
-template <class X> std::vector<X> values(int64_t n, unsigned state) {
-    std::vector<X> v(static_cast<std::size_t>(n));
-    for (auto& x : v) {
-        state = state * 1664525u + 1013904223u;
-        float const f = (static_cast<float>(state >> 8) * 0x1p-23f - 1.0f) * (state % 7 == 0 ? 0x1p-14f : 1.0f);
-        if constexpr (std::is_same_v<X, float>) x = f;
-        else x = keel::encode<X>(f);
-    }
-    return v;
-}
 
 template <class Rule, class X> void check_nvfp4(int64_t rows, int64_t columns, float bad) {
     using matrix = keel::nvfp4_matrix<>;
@@ -59,9 +27,7 @@ template <class Rule, class X> void check_nvfp4(int64_t rows, int64_t columns, f
         keel::quantize_nvfp4<Rule>(be, keel::rows(x.on(be), rows, columns), q, {}, report.on(be)).or_throw();
         keel::dequantize_nvfp4(be, q, keel::rows(y.on(be), rows, columns)).or_throw();
     };
-    run(keel::reference{});
-    run(keel::cuda{});
-    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(on_both(run));
     CHECK(codes.equal());
     CHECK(scales.equal());
     CHECK(tensor.equal());
@@ -91,9 +57,7 @@ TEST_CASE("CUDA gives the reference's bits: kahan_update") {
         for (int t = 0; t < 3; ++t)
             keel::kahan_update<keel::bf16>(be, keel::vec(d.on(be), n), {keel::vec(w.on(be), n), keel::vec(c.on(be), n)}, *gate.on(be)).or_throw();
     };
-    run(keel::reference{});
-    run(keel::cuda{});
-    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(on_both(run));
     CHECK(w.equal());
     CHECK(c.equal());
 }
