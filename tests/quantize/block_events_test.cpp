@@ -36,14 +36,16 @@ template <class Rule, int Rows, int Columns, class Scale> void check_events(int6
         int64_t saturated = 0, flushed = 0, non_finite = 0, wrong = 0;
         for (int64_t bi = 0; bi < sr; ++bi)
             for (int64_t bj = 0; bj < sc; ++bj) {
-                uint32_t f = 0, b = 0;
+                uint32_t s = 0, f = 0, b = 0;
+                double const scale = scales.at(bi, bj);
                 for (int64_t i = bi * Rows; i < std::min<int64_t>(rows, bi * Rows + Rows); ++i)
                     for (int64_t j = bj * Columns; j < std::min<int64_t>(columns, bj * Columns + Columns); ++j) {
                         bool const bad = !std::isfinite(x.at(i, j));
                         b += bad;
                         f += !bad && x.at(i, j) != 0 && codes.at(i, j) == 0;
+                        s += !bad && std::isfinite(scale) && std::abs(x.at(i, j)) / scale > 464; // exact where a rule saturates
                     }
-                wrong += E(bi, bj).flushed != f || E(bi, bj).non_finite != b;
+                wrong += E(bi, bj).saturated != s || E(bi, bj).flushed != f || E(bi, bj).non_finite != b;
                 saturated += E(bi, bj).saturated, flushed += E(bi, bj).flushed, non_finite += E(bi, bj).non_finite;
             }
         CHECK(wrong == 0);
@@ -64,6 +66,7 @@ TEST_CASE("the events of each block add up to the report, and are those of its o
         check_events<keel::scale_rules::nearest, 128, 128, keel::power_of_two_scale>(130, 140, policy);
         check_events<keel::scale_rules::round_up, 1, 48, keel::fp32_scale>(2, 100, policy); // blocks that a warp walks one by one
         check_events<keel::scale_rules::round_up, 1, whole, keel::fp32_scale>(3, 500, policy);
+        check_events<keel::scale_rules::nearest, whole, 1, keel::e8m0_scale>(70, 40, policy);
         check_events<keel::scale_rules::ocp_floor, whole, whole, keel::power_of_two_scale>(3, 500, policy);
     }
     check_events<keel::scale_rules::round_up, 1, 128, keel::fp32_scale>(0, 5, keel::non_finite_policy::isolate);
@@ -94,4 +97,12 @@ TEST_CASE("events of another shape or over other arguments are refused") {
     CHECK(refused(keel::rows(events.data(), 2, 2, 0)) == "quantize: events, wanted elements that do not overlap (bad_stride)");
     CHECK(refused(keel::rows(reinterpret_cast<keel::block_events*>(scales.view().data), 2, 2)) == "quantize: events, wanted memory of its own (overlap)");
     CHECK(codes.at(0, 0) == 0.0);
+    // Counts of 32 bits: a block of 2^32 elements is refused before anything is looked at.
+    int64_t const side = 65536;
+    keel::view<float, 2> const vast{x.view().data, {side, side}, {0, 0}};
+    float scale = -1;
+    keel::block_scaled<keel::e4m3, keel::fp32_scale, whole, whole> const one{{codes.view().data, {side, side}, {side, 1}}, keel::rows(&scale, 1, 1)};
+    CHECK(keel::quantize<overflow::saturate>(keel::cpu{}, vast, one, {}, nullptr, keel::rows(events.data(), 1, 1)).message() ==
+          "quantize: events, wanted blocks of at most 2^32 - 1 elements (bad_shape)");
+    CHECK(scale == -1.0f);
 }

@@ -98,6 +98,7 @@ inline result quantise(rule r, keel::non_finite_policy policy, std::vector<float
             } else {
                 float const widest = 6.0f * t.scale;
                 quotient = top / widest;
+                if (top > 0 && quotient == 0) quotient = std::numeric_limits<float>::denorm_min(); // rounded up it is not 0 at all
             }
             uint8_t code = nan_scale;
             if (!bad) {

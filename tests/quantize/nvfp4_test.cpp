@@ -267,6 +267,48 @@ TEST_CASE("NVFP4 reads rows in any order, and takes scales with columns apart") 
     });
 }
 
+TEST_CASE("NVFP4's scales in 128x4 tiles are the same scales") {
+    using tiled = keel::nvfp4_matrix<keel::e2m1x2, keel::swizzled_scales>;
+    for (auto const& size : {std::pair<int64_t, int64_t>{1, 1}, {130, 100}, {257, 64}}) {
+        int64_t const count = size.first, width = size.second;
+        INFO(count << "x" << width);
+        int64_t const blocks = tiled::blocks(width);
+        guarded_matrix<keel::bf16> x(count, width, 1, floats(data_kind::mixed_scales, count * width, 4));
+        owned_nvfp4 want(count, width), got(count, width);
+        keel::quantize_nvfp4(keel::reference{}, x.view(), want.view()).or_throw();
+        for_main_backends([&](std::string const& name, auto const& be) {
+            INFO(name);
+            std::vector<keel::e4m3> memory(static_cast<std::size_t>(keel::swizzled_size(count, blocks)), keel::from_word<keel::e4m3>(0x55));
+            tiled const q{width, got.codes.view(), keel::swizzled(memory.data(), count, blocks), got.tensor.vec()};
+            keel::quantize_nvfp4(be, x.view(), q).or_throw();
+            CHECK(got.codes.contents() == want.codes.contents());
+            int64_t wrong = 0, padding = 0;
+            for (int64_t i = 0; i < count; ++i)
+                for (int64_t j = 0; j < blocks; ++j) wrong += q.scales(i, j).bits != want.scales.get(i, j).bits;
+            for (auto const& s : memory) padding += s.bits == 0x55;
+            CHECK(wrong == 0);
+            CHECK(padding >= static_cast<int64_t>(memory.size()) - count * blocks);
+            guarded_matrix<float> y(count, width), z(count, width);
+            keel::dequantize_nvfp4(be, q, y.view()).or_throw();
+            keel::dequantize_nvfp4(be, want.view(), z.view()).or_throw();
+            CHECK(y.contents() == z.contents());
+        });
+        auto const wide = keel::swizzled(got.scales.view().data, count, blocks + 1);
+        CHECK(keel::quantize_nvfp4(keel::cpu{}, x.view(), tiled{width, got.codes.view(), wide, got.tensor.vec()}).code == keel::status_code::bad_shape);
+    }
+}
+
+TEST_CASE("NVFP4 rounded up: a block whose share of the tensor fp32 loses keeps a scale") {
+    std::vector<float> x(48, 0.0f);
+    x[0] = 1e38f, x[17] = 1e-12f;
+    for_main_backends([&](std::string const& name, auto const& be) {
+        INFO(name);
+        owned_nvfp4 q(1, 48);
+        keel::quantize_nvfp4<keel::nvfp4_rules::round_up>(be, keel::rows(x.data(), 1, 48), q.view()).or_throw();
+        CHECK((q.scales.get(0, 0).bits == 0x7e && q.scales.get(0, 1).bits == 0x01 && q.scales.get(0, 2).bits == 0x00));
+    });
+}
+
 TEST_CASE("NVFP4 reads and writes nothing past its rows, up to a page's end, and reaches far rows") {
     for (bool at_end : {true, false})
         for (int64_t width : widths) {
@@ -278,11 +320,18 @@ TEST_CASE("NVFP4 reads and writes nothing past its rows, up to a page's end, and
             fenced<keel::e2m1x2> codes(3 * pairs, at_end);
             fenced<keel::e4m3> scales(3 * blocks, at_end);
             keel::nvfp4_matrix<> const q{width, keel::rows(codes.data(), 3, pairs), keel::rows(scales.data(), 3, blocks), keel::vec(tensor.data(), 1)};
-            for_each_backend([&](std::string const&, auto const& be) {
+            std::vector<float> want;
+            for_each_backend([&](std::string const& name, auto const& be) {
+                INFO(name);
+                std::fill_n(y.data(), data.size(), -77.0f);
                 keel::quantize_nvfp4(be, keel::rows(x.data(), 3, width), q).or_throw();
                 keel::dequantize_nvfp4(be, q, keel::rows(y.data(), 3, width)).or_throw();
+                std::vector<float> const got(y.data(), y.data() + data.size());
+                if (want.empty()) want = got;
+                CHECK(got == want);
             });
-            for (std::size_t i = 0; i < data.size(); ++i) CHECK(std::abs(y.data()[i] - data[i]) <= 1.0f);
+            for (std::size_t i = 0; i < data.size(); ++i) // half a step of 1 to 6 times the scale, which is at most a sixth of the largest
+                CHECK(std::abs(want[i] - data[i]) <= std::max(std::abs(data[i]) / 5, 0.25f * 4.5f / 6) * 1.1f);
         }
     int64_t const count = 3, width = 37;
     sparse<float> x(count * far_stride);

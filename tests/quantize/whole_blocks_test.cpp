@@ -151,6 +151,54 @@ TEST_CASE("delayed scaling starts as current scaling, then goes by the history")
     });
 }
 
+TEST_CASE("delayed scaling after a vanishing step: saturate_finite stays finite where even the product overflows") {
+    for_main_backends([](std::string const& name, auto const& be) {
+        INFO(name);
+        guarded_matrix<float> x(1, 5, 0, {8.0f, -3e38f, 1e-37f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()});
+        auto const codes_of = [&]<overflow O, class Code>(std::integral_constant<overflow, O>, Code) {
+            guarded_matrix<float> history(1, 2);
+            history.set(0, 0, 1e-37f), history.set(0, 1, 0.0f);
+            owned<Code, keel::fp32_scale> q(1, 5, 1, 1);
+            keel::quantize_delayed<O>(be, x.view(), q.template blocks<whole, whole>(), history.vec(), {}, &q.report).or_throw();
+            CHECK((q.report.elements == 5 && q.report.saturated == 2 && q.report.non_finite == 2 && q.report.flushed == 0));
+            CHECK(history.get(0, 0) == 3e38f);
+            std::vector<int> bits;
+            for (int64_t j = 0; j < 5; ++j) bits.push_back(q.codes.get(0, j).bits);
+            return bits;
+        };
+        using finite = std::integral_constant<overflow, overflow::saturate_finite>;
+        using none = std::integral_constant<overflow, overflow::to_nonfinite>;
+        auto const small = keel::encode<keel::e4m3, overflow::saturate>(1e-37f * 0x1p126f).bits, wide = keel::encode<keel::e5m2, overflow::saturate>(1e-37f * 0x1p126f).bits;
+        CHECK(codes_of(finite{}, keel::e4m3{}) == std::vector<int>{0x7e, 0xfe, small, 0x7f, 0x7f});
+        CHECK(codes_of(finite{}, keel::e5m2{}) == std::vector<int>{0x7b, 0xfb, wide, 0x7c, 0x7f});
+        CHECK(codes_of(none{}, keel::e5m2{}) == std::vector<int>{0x7c, 0xfc, wide, 0x7c, 0x7f});
+    });
+}
+
+TEST_CASE("delayed scaling takes any strides, and leaves the history alone where there is nothing") {
+    int64_t const rows = 5, columns = 70;
+    auto const data = floats(data_kind::normal, rows * columns, 9);
+    guarded_matrix<float> x(rows, columns, 1, data), turned(columns, rows, 2);
+    for (int64_t i = 0; i < rows; ++i)
+        for (int64_t j = 0; j < columns; ++j) turned.set(j, i, x.get(i, j));
+    guarded_matrix<float> a(1, 2), b(1, 2);
+    for (auto* h : {&a, &b}) h->set(0, 0, 2.0f), h->set(0, 1, 1.0f);
+    owned<keel::e4m3, keel::e8m0_scale> q(rows, columns, 1, 1), p(columns, rows, 1, 1);
+    keel::quantize_delayed<overflow::saturate>(keel::cpu{}, x.view(), q.blocks<whole, whole>(), a.vec(), {}, &q.report).or_throw();
+    keel::quantize_delayed<overflow::saturate>(keel::cpu{}, keel::transposed(turned.view()), keel::transposed(p.blocks<whole, whole>()), b.vec(), {}, &p.report)
+        .or_throw();
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < rows; ++i)
+        for (int64_t j = 0; j < columns; ++j) wrong += q.codes.get(i, j).bits != p.codes.get(j, i).bits;
+    CHECK(wrong == 0);
+    CHECK((q.scales.contents() == p.scales.contents() && a.contents() == b.contents() && same(q.report, p.report)));
+    using tensor = keel::block_scaled<keel::e4m3, keel::fp32_scale, whole, whole>;
+    CHECK(keel::quantize_delayed<overflow::saturate>(keel::cpu{}, keel::view<float, 2>{nullptr, {0, 5}, {5, 1}},
+                                                     tensor{{nullptr, {0, 5}, {5, 1}}, {nullptr, {0, 1}, {1, 1}}}, a.vec())
+              .ok());
+    CHECK(a.contents() == b.contents());
+}
+
 TEST_CASE("a bad call of quantize_delayed names the argument and writes nothing") {
     guarded_matrix<float> x(2, 5, 0, floats(data_kind::normal, 10)), history(1, 2);
     history.set(0, 0, 1.0f), history.set(0, 1, 2.0f);

@@ -30,7 +30,9 @@ template <class G, class Block, class P> KEEL_FN typename G::words largest_magni
 
 /// Counts elements other than zero whose code is zero.
 template <class Code, class U> KEEL_FN U flushed_to_zero(U const& element, U const& code) {
-    auto const is_zero = eq(code & U(format_traits<Code>::magnitude_code), U(0u));
+    using traits = format_traits<Code>;
+    constexpr uint32_t sign = traits::has_negative_zero ? 0 : traits::sign_code; // without -0 that code is another's, or none
+    auto const is_zero = eq(code & U(traits::magnitude_code | sign), U(0u));
     return select(both(is_zero, gt(element & U(magnitude_mask), U(0u))), U(1u), U(0u));
 }
 

@@ -30,10 +30,10 @@ status swiglu_quantize(B const& be, view<X, 2> gate, view<U, 2> up, block_scaled
     check.present("gate", gate).unit_stride("gate", gate);
     check.shape("up", up, gate.extent[0], gate.extent[1]).unit_stride("up", up);
     check_new_blocks(check, "out.codes", "out.scales", gate, out);
+    check_policy<Code>(check, "quantization.policy", quantization.policy);
     check.unit_stride("out.codes", out.codes);
     check.disjoint("out.codes", out.codes, up).disjoint("out.scales", memory_of(out.scales), up);
     if (!check.ok() || gate.empty()) return check.result;
-    if (report != nullptr) add_shared(report->elements, gate.size());
     be.for_rows(gate.extent[0], gate.extent[1],
                 quantize_produced_row<swiglu_source<format>, Via, decltype(out), Overflow, Rule>{{gate, up}, out, gate.extent[1],
                                                                                                  quantization.policy, report});

@@ -30,10 +30,10 @@ status rms_norm_quantize(B const& be, view<X, 2> x, view<D, 1> delta, block_scal
     check.present("x", x).unit_stride("x", x);
     check_norm(check, x, delta, saved, options.epsilon);
     check_new_blocks(check, "out.codes", "out.scales", x, out);
+    check_policy<Code>(check, "quantization.policy", quantization.policy);
     check.unit_stride("out.codes", out.codes);
     check.disjoint("out.codes", out.codes, delta, saved.rrms).disjoint("out.scales", memory_of(out.scales), delta, saved.rrms);
     if (!check.ok() || x.empty()) return check.result;
-    if (report != nullptr) add_shared(report->elements, x.size());
     using source = rms_norm_source<std::remove_const_t<X>, std::remove_const_t<D>>;
     be.for_rows(x.extent[0], x.extent[1],
                 quantize_produced_row<source, Via, decltype(out), Overflow, Rule>{{x, delta, saved.rrms, options.epsilon, options.order},
@@ -57,11 +57,11 @@ status add_rms_norm_quantize(B const& be, view<X, 2> x, view<R, 2> residual, vie
     check_norm(check, x, delta, saved, options.epsilon);
     check_norm_sum(check, x, residual, delta, sum, saved, options.rounding);
     check_new_blocks(check, "out.codes", "out.scales", x, out);
+    check_policy<Code>(check, "quantization.policy", quantization.policy);
     check.unit_stride("out.codes", out.codes);
     check.disjoint("out.codes", out.codes, residual, delta, sum, saved.rrms);
     check.disjoint("out.scales", memory_of(out.scales), residual, delta, sum, saved.rrms);
     if (!check.ok() || x.empty()) return check.result;
-    if (report != nullptr) add_shared(report->elements, x.size());
     using source = add_rms_norm_source<std::remove_const_t<X>, std::remove_const_t<D>>;
     be.for_rows(x.extent[0], x.extent[1],
                 quantize_produced_row<source, Via, decltype(out), Overflow, Rule>{

@@ -22,9 +22,10 @@ template <class Code, class Scale, int Rows, int Columns, class Layout>
 KEEL_HOST void check_blocks(validation& check, char const* codes, char const* scales, block_scaled<Code, Scale, Rows, Columns, Layout> const& q,
                             int64_t row_count, int64_t column_count) {
     using blocks = block_scaled<Code, Scale, Rows, Columns, Layout>;
-    if (Rows == whole || Columns == whole)
-        check.require(row_count <= whole && column_count <= whole, status_code::bad_shape, codes,
-                      "at most 2^31 - 1 rows and columns in a block");
+    auto const most = [](int side) { return side == whole ? int64_t{whole} : (int64_t{1} << 32) - 1; };
+    auto const words = [](int side) { return side == whole ? "at most 2^31 - 1 in a block" : "fewer than 2^32"; };
+    check.require(row_count <= most(Rows), status_code::bad_shape, codes, "rows", row_count, words(Rows));
+    check.require(column_count <= most(Columns), status_code::bad_shape, codes, "columns", column_count, words(Columns));
     check.shape(codes, q.codes, row_count, column_count);
     check_scales(check, scales, q.scales, blocks::scale_rows(row_count), blocks::scale_columns(column_count));
 }
@@ -33,9 +34,16 @@ KEEL_HOST void check_blocks(validation& check, char const* codes, char const* sc
 template <class X, class Code, class Scale, int Rows, int Columns, class Layout>
 KEEL_HOST void check_new_blocks(validation& check, char const* codes, char const* scales, view<X, 2> x,
                                 block_scaled<Code, Scale, Rows, Columns, Layout> const& q) {
+    static_assert(format_traits<Code>::max_exponent >= 1, "keel: codes whose largest value is below 2 leave large blocks no scale");
     check_blocks(check, codes, scales, q, x.extent[0], x.extent[1]);
     check.distinct(codes, q.codes).distinct(scales, memory_of(q.scales));
     check.disjoint(codes, q.codes, x).disjoint(scales, memory_of(q.scales), x, q.codes);
+}
+
+/// Codes without NaN cannot keep a bad element to themselves.
+template <class Code> KEEL_HOST void check_policy(validation& check, char const* name, non_finite_policy policy) {
+    check.require(format_traits<Code>::has_nan || policy == non_finite_policy::poison, status_code::bad_option, name,
+                  "poison: these codes have no NaN");
 }
 
 } // namespace keel

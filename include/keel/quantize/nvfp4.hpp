@@ -4,6 +4,7 @@
 
 #include <keel/backend/concepts.hpp>
 #include <keel/core/validate.hpp>
+#include <keel/quantize/check_blocks.hpp>
 #include <keel/quantize/nvfp4_rows.hpp>
 
 namespace keel {
@@ -17,13 +18,13 @@ struct nvfp4_options {
 
 namespace keel::inline KEEL_ABI {
 
-template <class X, class Pair>
+template <class X, class Pair, class Layout>
 KEEL_HOST void check_nvfp4(validation& check, char const* name, char const* codes, char const* scales, char const* tensor_scale,
-                           char const* of, view<X, 2> x, nvfp4_matrix<Pair> const& q) {
+                           char const* of, view<X, 2> x, nvfp4_matrix<Pair, Layout> const& q) {
     check.require(x.extent[1] < int64_t{1} << 32, status_code::bad_shape, of, "columns", x.extent[1], "fewer than 2^32");
     if (check.ok() && q.columns != x.extent[1]) check.fail(status_code::bad_shape, name, "columns", q.columns, x.extent[1]);
     check.shape(codes, q.codes, x.extent[0], q.pairs(x.extent[1])).unit_stride(codes, q.codes);
-    check.shape(scales, q.scales, x.extent[0], q.blocks(x.extent[1]));
+    check_scales(check, scales, q.scales, x.extent[0], q.blocks(x.extent[1]));
     check.shape(tensor_scale, q.tensor_scale, 1);
 }
 
@@ -36,7 +37,8 @@ KEEL_HOST void check_nvfp4(validation& check, char const* name, char const* code
 ///                code = e2m1(x * multiplier), nearest even, at most 6. Each product and quotient is one rounding in fp32, in this order;
 ///                2688 = 6 * 448 brings the largest element to the largest code of the largest scale.
 /// Shapes         x [rows, columns]; out as nvfp4_matrix says. Any size below 2^32 columns; partial blocks and pairs at the ends of rows.
-///                Rows may be strided; columns of x and pairs adjacent; scales in any order. Where x is empty only out.tensor_scale is
+///                Rows may be strided; columns of x and pairs adjacent; scales by any strides or in
+///                128x4 tiles. Where x is empty only out.tensor_scale is
 ///                written: that of a tensor of zeros, 2^-117 by the default rule.
 /// Formats        x float, bf16 or f16.
 /// Status         bad_shape, bad_stride, bad_pointer, overlap; then nothing is written.
@@ -56,14 +58,15 @@ KEEL_HOST void check_nvfp4(validation& check, char const* name, char const* code
 /// Gradient       straight-through: the backward of quantise-dequantise is the identity.
 /// Source         NVIDIA 2509.25149, "Pretraining Large Language Models with NVFP4", the quantisation procedure, with quotients where it
 ///                multiplies by reciprocals, and with a floor under S.
-template <class Rule = nvfp4_rules::nearest, row_backend B, class X>
-status quantize_nvfp4(B const& be, view<X, 2> x, nvfp4_matrix<> out, nvfp4_options options = {}, report* report = nullptr) {
+template <class Rule = nvfp4_rules::nearest, row_backend B, class X, class Layout>
+status quantize_nvfp4(B const& be, view<X, 2> x, nvfp4_matrix<e2m1x2, Layout> out, nvfp4_options options = {}, report* report = nullptr) {
     validation check("quantize_nvfp4");
     check.present("x", x).unit_stride("x", x);
     check_nvfp4(check, "out", "out.codes", "out.scales", "out.tensor_scale", "x", x, out);
-    check.distinct("out.codes", out.codes).distinct("out.scales", out.scales);
-    check.disjoint("out.codes", out.codes, x).disjoint("out.scales", out.scales, x, out.codes);
-    check.disjoint("out.tensor_scale", out.tensor_scale, x, out.codes, out.scales);
+    auto const scales = memory_of(out.scales);
+    check.distinct("out.codes", out.codes).distinct("out.scales", scales);
+    check.disjoint("out.codes", out.codes, x).disjoint("out.scales", scales, x, out.codes);
+    check.disjoint("out.tensor_scale", out.tensor_scale, x, out.codes, scales);
     if (!check.ok()) return check.result;
 
     using value = std::remove_const_t<X>;
@@ -71,8 +74,8 @@ status quantize_nvfp4(B const& be, view<X, 2> x, nvfp4_matrix<> out, nvfp4_optio
     int64_t const count = x.empty() ? 0 : x.extent[0];
     auto const run = [&](uint32_t* amax) {
         be.for_rows(count, x.extent[1], nvfp4_amax_row<value>{from, options.policy, amax});
-        be.for_rows(count, x.extent[1], quantize_nvfp4_row<value, Rule>{from, out, amax, report});
-        be.for_rows(1, 1, nvfp4_end_row<Rule>{amax, out.tensor_scale.data, x.size(), report});
+        be.for_rows(count, x.extent[1], quantize_nvfp4_row<value, Rule, Layout>{from, out, amax, report});
+        be.for_rows(1, 1, nvfp4_end_row<Rule>{amax, out.tensor_scale.data});
     };
     if constexpr (backend_traits<B>::space == memory_space::host) {
         uint32_t amax = 0;
@@ -97,13 +100,14 @@ status quantize_nvfp4(B const& be, view<X, 2> x, nvfp4_matrix<> out, nvfp4_optio
 /// Non-finite     a NaN scale makes its block NaN, a NaN tensor_scale everything.
 /// Aliasing       y has memory of its own. No workspace.
 /// Cost           9 / 16 + sizeof(Y) bytes an element.
-template <row_backend B, class Y> status dequantize_nvfp4(B const& be, nvfp4_matrix<e2m1x2 const> in, view<Y, 2> y) {
+template <row_backend B, class Pair, class Layout, class Y>
+status dequantize_nvfp4(B const& be, nvfp4_matrix<Pair, Layout> in, view<Y, 2> y) {
     validation check("dequantize_nvfp4");
     check.present("y", y).unit_stride("y", y).distinct("y", y);
     check_nvfp4(check, "in", "in.codes", "in.scales", "in.tensor_scale", "y", y, in);
-    check.disjoint("y", y, in.codes, in.scales, in.tensor_scale);
+    check.disjoint("y", y, in.codes, memory_of(in.scales), in.tensor_scale);
     if (!check.ok() || y.empty()) return check.result;
-    be.for_rows(y.extent[0], y.extent[1], dequantize_nvfp4_row<Y>{in, y});
+    be.for_rows(y.extent[0], y.extent[1], dequantize_nvfp4_row<Y, Layout>{in, y});
     return check.result;
 }
 

@@ -37,9 +37,9 @@ template <class X> struct nvfp4_amax_row {
 };
 
 /// The block scales and codes of a row by the tensor's largest magnitude, each block read twice, the second time from cache.
-template <class X, class Rule> struct quantize_nvfp4_row {
+template <class X, class Rule, class Layout> struct quantize_nvfp4_row {
     view<X const, 2> x;
-    nvfp4_matrix<> out;
+    nvfp4_matrix<e2m1x2, Layout> out;
     uint32_t const* amax;
     keel::report* report;
 
@@ -79,7 +79,7 @@ private:
                 }
             });
         });
-        if constexpr (Counting) tally.give(g, *report);
+        if constexpr (Counting) tally.give(g, *report, n);
     }
 
     /// The code as far as the decoded values show it: 0 under a scale of 0, none of 0 under NaN.
@@ -94,23 +94,19 @@ private:
     }
 };
 
-/// After all rows: the tensor's scale, where the largest magnitude may have lain until now, and the count of elements.
+/// After all rows: the tensor's scale, where the largest magnitude may have lain until now.
 template <class Rule> struct nvfp4_end_row {
     uint32_t const* amax;
     float* tensor_scale;
-    int64_t elements;
-    keel::report* report;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t) const {
-        if (!g.leader()) return;
-        *tensor_scale = canonical(Rule(*amax).scale);
-        if (report != nullptr) add_shared(report->elements, elements);
+        if (g.leader()) *tensor_scale = canonical(Rule(*amax).scale);
     }
 };
 
 /// y = (decode(code) * decode(scale)) * tensor_scale: the first product exact, one rounding for the second and one to y.
-template <class Y> struct dequantize_nvfp4_row {
-    nvfp4_matrix<e2m1x2 const> in;
+template <class Y, class Layout> struct dequantize_nvfp4_row {
+    nvfp4_matrix<e2m1x2 const, Layout> in;
     view<Y, 2> y;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {

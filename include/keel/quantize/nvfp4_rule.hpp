@@ -40,7 +40,10 @@ template <rounding R> struct nvfp4_by_division {
         widest = mul(code_max, scale);
     }
     template <class F> KEEL_FN block_scale<F> of(bits_of<F> const& amax) const {
-        F const b = nvfp4_scale<R, F>(div(as_float(amax), F(widest)), amax);
+        using U = bits_of<F>;
+        U const quotient = bits(div(as_float(amax), F(widest)));
+        U const positive = select(eq(amax, U(0u)), quotient, umax(quotient, U(1u))); // also where fp32 has lost it
+        F const b = nvfp4_scale<R, F>(as_float(positive), amax);
         return {b, nvfp4_multiplier(b, scale)};
     }
 };

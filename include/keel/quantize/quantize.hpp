@@ -85,19 +85,22 @@ void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows,
 ///                fp32, >= -127 in e8m0), code = encode(x * 2^-e). Each division and product is one rounding in fp32.
 /// Shapes         x, codes [rows, columns]; scales [ceil(rows / Rows), ceil(columns / Columns)]. Any size; partial blocks at the ends;
 ///                `whole` for a block as long as the matrix, up to 2^31 - 1.
+///                Fewer than 2^32 rows and columns.
 ///                x and codes by any strides (x may repeat elements): turned codes are written by quantize(be, x, transposed(q)) with q's
 ///                codes [columns, rows]. Fastest is x with adjacent columns, and codes either way; 1 x C blocks with turned codes and
 ///                strides above 1 both ways go element by element. Scales by any strides, so also column-major with padding
 ///                (transposed(rows(p, blocks a row, rows, pitch))), or in 128x4 tiles (scale_layout.hpp).
 /// Formats        x float, bf16 or f16; codes e4m3 or e5m2 (or another format of one byte). The product x * multiplier is rounded to fp32, then once to the code.
-/// Status         bad_shape, bad_stride, bad_pointer, overlap.
+/// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (isolate with codes that have no NaN).
 /// Non-finite     isolate: a NaN becomes the code's NaN, an Inf what `Overflow` says, the others are scaled as if they were not
-///                there. poison: the scale is NaN. A zero block: zero codes and the smallest scale.
-/// Report         optional: elements, saturated (finite, beyond the rounding boundary), flushed (became zero), non_finite, scale
+///                there. poison: the scale is NaN. A zero block: zero codes (-0 keeps its sign) and the rule's smallest scale
+///                (transformer_engine: 1).
+/// Report         optional, in memory of the backend's space: elements, saturated (finite, beyond the rounding boundary), flushed (became zero), non_finite, scale
 ///                min/max; from the same pass. `events` [as scales], optional: the same counts of each block (up to 2^32 - 1); its walk is
 ///                the slower one, without the short encoding.
 /// Aliasing       outputs have memory of their own. No workspace.
-/// Cost           sizeof(X) + 1 bytes an element (each block is read again from cache).
+/// Cost           sizeof(X) + 1 bytes an element (each block is read again from cache). Threads share the strips of Rows rows, so
+///                whole x C is one thread's work; whole x whole is shared by rows (on CUDA one warp does it).
 /// Gradient       straight-through: the backward of quantise-dequantise is the identity.
 /// Source         DeepSeek-V3 (2412.19437) section 3.3 for the shapes; OCP MX v1.0 for e8m0, with the exponent rounded up instead of down
 ///                (NVIDIA 2506.08027), so that nothing saturates.
@@ -108,12 +111,14 @@ status quantize(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows, Colum
     validation check("quantize");
     check.present("x", x);
     check_new_blocks(check, "out.codes", "out.scales", x, out);
+    check_policy<Code>(check, "options.policy", options.policy);
     if (!events.absent()) {
         check.shape("events", events, out.scale_rows(x.extent[0]), out.scale_columns(x.extent[1])).distinct("events", events);
+        int64_t const high = x.extent[0] < Rows ? x.extent[0] : Rows, wide = x.extent[1] < Columns ? x.extent[1] : Columns;
+        check.require(high == 0 || wide <= 0xffffffff / high, status_code::bad_shape, "events", "blocks of at most 2^32 - 1 elements");
         check.disjoint("events", events, x, out.codes, memory_of(out.scales));
     }
     if (!check.ok() || x.empty()) return check.result;
-    if (report != nullptr) add_shared(report->elements, x.size());
     quantize_checked<Overflow, Rule>(be, x, out, options, report, events);
     return check.result;
 }
@@ -138,10 +143,10 @@ status quantize_pair(B const& be, view<X, 2> x, block_scaled<Code, Scale, RowsA,
     check.present("x", x);
     check_new_blocks(check, "along_rows.codes", "along_rows.scales", x, along_rows);
     check_new_blocks(check, "along_columns.codes", "along_columns.scales", x, along_columns);
+    check_policy<Code>(check, "options.policy", options.policy);
     check.disjoint("along_columns.codes", along_columns.codes, along_rows.codes, memory_of(along_rows.scales));
     check.disjoint("along_columns.scales", memory_of(along_columns.scales), along_rows.codes, memory_of(along_rows.scales));
     if (!check.ok() || x.empty()) return check.result;
-    if (report != nullptr) add_shared(report->elements, 2 * x.size());
     if constexpr (RowsA == 1 && ColumnsB == 1 && column_stretch % ColumnsA == 0 && !elementwise_backend<B>)
         if (has_adjacent_columns(x) && has_adjacent_columns(along_rows.codes) &&
             (has_adjacent_columns(along_columns.codes) || has_adjacent_columns(transposed(along_columns.codes)))) {
@@ -165,7 +170,8 @@ status quantize_pair(B const& be, view<X, 2> x, block_scaled<Code, Scale, RowsA,
 /// Formats        codes e4m3 or e5m2, scales of any kind; y float, bf16 or f16.
 /// Error          y is the product rounded to fp32 and to y's format, no more. After quantize with a rule that rounds up:
 ///                |y - x| <= (2^-m + 2^-21) |x| + scale 2^-s, m = 4 and s = 10 for e4m3, m = 3 and s = 17 for e5m2, before
-///                the rounding to y.
+///                the rounding to y, as long as the product stays below 2^128: with scales of powers of two an x within that rounding of
+///                2^128 (from 0x1.fp127 with e4m3, 0x1.ep127 with e5m2) may come back as Inf.
 /// Status         bad_shape, bad_stride, bad_pointer, overlap.
 /// Non-finite     NaN codes or scales give NaN; an e5m2 Inf stays Inf.
 /// Aliasing       y has memory of its own. No workspace.

@@ -28,7 +28,7 @@ template <class X, class Blocks, overflow Overflow, class Rule> struct quantize_
             int64_t const left = x.extent[1] - column;
             stretch(g, strip, first, last, column, left < column_stretch ? left : column_stretch, tally);
         }
-        if (report != nullptr) tally.give(g, *report);
+        if (report != nullptr) tally.give(g, *report, (last - first) * x.extent[1]);
     }
 
 private:
@@ -62,19 +62,34 @@ private:
             tally.add_scale(b, s.scale);
             g.store(&top[0], at, s.multiplier);
         });
+        bool const in_range = Rule::bounded && finite;
+        if (in_range) arrange_multipliers<X, code>(g, &top[0], n);
+        constexpr int64_t counted = int64_t{1} << 20; // rows whose events fit into words
+        for (int64_t row = first; row < last; row += counted) {
+            int64_t const end = last - row < counted ? last : row + counted;
+            tally.make_room(g, report, (end - row) * n);
+            encode(g, row, end, column, n, &top[0], in_range, tally);
+        }
+    }
+
+    /// The codes of rows [first, last) of a stretch.
+    template <class G, class Tally>
+    KEEL_FN void encode(G const& g, int64_t first, int64_t last, int64_t column, int64_t n, float const* multipliers, bool in_range,
+                        Tally& tally) const {
+        using F = typename G::value;
+        using U = typename G::words;
         bool const turned = out.codes.stride[1] != 1 && x.extent[1] > 1;
-        if (Rule::bounded && finite) {
-            arrange_multipliers<X, code>(g, &top[0], n);
+        if (in_range) {
             if (turned)
-                return encode_columns_turned(g, corner, x.stride[0], last - first, out.codes.at(first, column),
-                                                       out.codes.stride[1], n, &top[0], tally.flushed);
+                return encode_columns_turned(g, x.at(first) + column, x.stride[0], last - first, out.codes.at(first, column),
+                                             out.codes.stride[1], n, multipliers, tally.flushed);
             for (int64_t row = first; row < last; ++row)
-                encode_columns(g, x.at(row) + column, out.codes.at(row) + column, n, &top[0], tally.flushed);
+                encode_columns(g, x.at(row) + column, out.codes.at(row) + column, n, multipliers, tally.flushed);
             return;
         }
         for (int64_t row = first; row < last; ++row)
             g.each(n, [&](auto at) {
-                F const v = g.load(x.at(row) + column, at), scaled = v * g.load(&top[0], at);
+                F const v = g.load(x.at(row) + column, at), scaled = v * g.load(multipliers, at);
                 U const word = encode_words<code, Overflow>(scaled);
                 if (turned)
                     g.store_code(strided<code>{out.codes.at(row, column), out.codes.stride[1]}, at, word);

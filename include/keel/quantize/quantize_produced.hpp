@@ -60,7 +60,7 @@ private:
                 piece.block(g, b, 0, 0, 1, tally);
             });
         }
-        if (report != nullptr) tally.give(g, *report);
+        if (report != nullptr) tally.give(g, *report, column_count);
     }
 
     /// The row is made twice, once for its scale.
@@ -92,7 +92,7 @@ private:
             encode_block<code, Overflow>(g, b, same_line<Via const>{made}, adjacent_rows<code>{columns(slice(out.codes, row, 1), column, 1)},
                                                    0, 1, typename G::value(s.multiplier), Rule::bounded && all_finite, to_nearest{}, tally);
         });
-        if (report != nullptr) tally.give(g, *report);
+        if (report != nullptr) tally.give(g, *report, column_count);
     }
 };
 

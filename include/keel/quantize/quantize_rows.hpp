@@ -37,6 +37,9 @@ template <class G, class At> struct column_block {
     KEEL_FN static lane spread(lane const& v) { return v; }
 };
 
+/// No group has more lanes.
+inline constexpr int64_t most_lanes = 64;
+
 /// body(b) over the blocks of Columns elements along a row.
 template <int Columns, class G, class Body> KEEL_FN void each_block(G const& g, int64_t n, Body body) {
     if constexpr (Columns == 1)
@@ -88,9 +91,20 @@ template <class Code> inline constexpr uint32_t overflow_boundary = format_trait
 /// What the events of one strip add up to, lane by lane. Elements are counted in the group's words, scales in W.
 template <class G, class W> struct quantize_tally {
     using U = typename G::words;
+    static constexpr int64_t room = int64_t{1} << 31;
     U saturated, flushed, non_finite;
     W scale_min, scale_max;
+    int64_t held = 0; ///< at least the elements that the words have counted
     KEEL_FN quantize_tally() : saturated(0u), flushed(0u), non_finite(0u), scale_min(0xffffffffu), scale_max(0u) {}
+
+    /// Before at most 2^32 - 1 elements more are counted: the report takes what the words could not hold besides.
+    KEEL_FN void make_room(G const& g, report* r, int64_t elements) {
+        held += elements;
+        if (held <= room) return;
+        if (r != nullptr) give(g, *r, 0);
+        *this = quantize_tally();
+        held = elements;
+    }
 
     template <class Code, class F> KEEL_FN void add_elements(F const& x, F const& scaled, U const& code) {
         U const m = magnitude(x), s = magnitude(scaled), one(1u), none(0u);
@@ -110,10 +124,12 @@ template <class G, class W> struct quantize_tally {
         scale_min = umin(scale_min, select(counted, bits(scale), W(0xffffffffu)));
         scale_max = umax(scale_max, select(counted, bits(scale), W(0u)));
     }
-    KEEL_FN void give(G const& g, report& r) const {
+    /// To the report, with the number of elements that were looked at.
+    KEEL_FN void give(G const& g, report& r, int64_t elements) const {
         int64_t const s = g.total(saturated), f = g.total(flushed), b = g.total(non_finite);
         uint32_t const low = ~g.max_bits(scale_min ^ W(0xffffffffu)), high = g.max_bits(scale_max);
         if (!g.leader()) return;
+        add_shared(r.elements, elements);
         add_shared(r.saturated, s);
         add_shared(r.flushed, f);
         add_shared(r.non_finite, b);
@@ -137,6 +153,18 @@ template <class Block, class Tally> KEEL_FN void put_events(Block const& b, stri
     b.put_word(event_row{row, 2}, b.total(tally.non_finite));
 }
 
+/// x * multiplier; where saturate_finite has to tell an x that is too large for the multiplier from Inf, at most the largest float.
+template <overflow Overflow, class F> KEEL_FN F scaled_by(F const& x, F const& multiplier) {
+    using U = bits_of<F>;
+    F const scaled = x * multiplier;
+    if constexpr (Overflow == overflow::saturate_finite) {
+        auto const overflown = both(eq(magnitude(scaled), U(infinity_bits)), gt(U(infinity_bits), magnitude(x)));
+        return select(overflown, as_float((bits(scaled) & U(~magnitude_mask)) | U(infinity_bits - 1)), scaled);
+    } else {
+        return scaled;
+    }
+}
+
 /// code = encode(x * multiplier) for rows [first, last) of a block, and what happened to them, counted whether asked for or not: it costs
 /// a few instructions a register, and half the kernels to compile; `in_range` says that its elements are finite and stay within the
 /// codes' range, for the short encoding.
@@ -147,7 +175,7 @@ KEEL_FN void encode_block(G const& g, Block const& b, From const& from, To const
         if (in_range) return encode_scaled_rows<Code>(g, b, from, to, first, last, multiplier, tally.flushed);
     for (int64_t row = first; row < last; ++row)
         b.each([&](auto at) {
-            auto const v = g.load(from(row), at), scaled = v * multiplier;
+            auto const v = g.load(from(row), at), scaled = scaled_by<Overflow>(v, multiplier);
             auto const code = rounding.template code<Code, Overflow>(g, row, at, scaled);
             g.store_code(to(row), at, code);
             tally.template add_elements<Code>(v, scaled, code);
@@ -160,7 +188,6 @@ KEEL_FN void encode_block(G const& g, Block const& b, From const& from, To const
 template <class From, class To, class Blocks, overflow Overflow, class Rule, class Rounding = to_nearest> struct quantize_strip {
     static constexpr int block_rows = Blocks::block_rows, block_columns = Blocks::block_columns;
     using scale_kind = typename Blocks::scale_kind;
-    static_assert(format_traits<std::remove_const_t<typename Blocks::code>>::max_exponent >= 1, "keel: codes whose largest value is below 2 leave large blocks no scale");
     From x;
     To codes;
     typename Blocks::scale_matrix scales;
@@ -180,7 +207,7 @@ template <class From, class To, class Blocks, overflow Overflow, class Rule, cla
         int64_t const first = strip * block_rows, last = block_rows == 1 || first + block_rows < row_count ? first + block_rows : row_count;
         tally_of<G> tally;
         each_block<block_columns>(g, column_count, [&](auto const& b) { block(g, b, strip, first, last, tally); });
-        if (report != nullptr) tally.give(g, *report);
+        if (report != nullptr) tally.give(g, *report, (last - first) * column_count);
     }
 
     /// Block b of a strip, over rows [first, last).
@@ -204,13 +231,21 @@ template <class From, class To, class Blocks, overflow Overflow, class Rule, cla
         tally.add_scale(b, s.scale);
         auto const multiplier = b.spread(s.multiplier);
         bool const in_range = Rule::bounded && finite;
-        if (!events.absent()) {
+        int64_t const width = block_columns == 1 ? most_lanes : block_columns < column_count ? block_columns : column_count;
+        if (!events.absent()) { // blocks of less than 2^32 elements
             tally_of<G> own;
             encode_block<code, Overflow>(g, b, x, codes, first, last, multiplier, false, rounding, own);
             put_events(b, row_of(events, strip), own);
+            tally.make_room(g, report, (last - first) * width);
             tally.add_elements(own);
-        } else {
-            encode_block<code, Overflow>(g, b, x, codes, first, last, multiplier, in_range, rounding, tally);
+            return;
+        }
+        constexpr bool is_small = block_rows <= (1 << 30) / (block_columns == 1 ? most_lanes : block_columns);
+        int64_t const together = is_small ? block_rows : 1 + (1 << 30) / (width + 1); // rows whose events fit into words
+        for (int64_t row = first; row < last; row += together) {
+            int64_t const end = last - row < together ? last : row + together;
+            tally.make_room(g, report, (end - row) * width);
+            encode_block<code, Overflow>(g, b, x, codes, row, end, multiplier, in_range, rounding, tally);
         }
     }
 };

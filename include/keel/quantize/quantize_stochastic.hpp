@@ -37,8 +37,8 @@ status quantize_stochastic(B const& be, view<X, 2> x, block_scaled<Code, Scale, 
     validation check("quantize_stochastic");
     check.present("x", x);
     check_new_blocks(check, "out.codes", "out.scales", x, out);
+    check_policy<Code>(check, "options.policy", options.policy);
     if (!check.ok() || x.empty()) return check.result;
-    if (report != nullptr) add_shared(report->elements, x.size());
     uint64_t const pitch = random.pitch != 0 ? random.pitch : static_cast<uint64_t>(x.extent[1]);
     quantize_checked<Overflow, Rule>(be, x, out, options, report, view<block_events, 2>{}, to_random{random.key, random.first, pitch});
     return check.result;

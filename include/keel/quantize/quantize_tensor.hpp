@@ -68,7 +68,7 @@ template <class From, class To, overflow Overflow, class Rounding> struct tensor
             encode_block<typename To::value, Overflow>(g, b, x, codes, row, row + 1, typename G::value(multiplier),
                                                                  bounded && finite && here <= limit, rounding, tally);
         });
-        if (report != nullptr) tally.give(g, *report);
+        if (report != nullptr) tally.give(g, *report, column_count);
         if (g.leader()) max_shared(*top, largest);
     }
 };

@@ -43,7 +43,7 @@ namespace scale_rules {
 /// real gradients.)
 /// Powers of two: the smallest 2^e >= amax / code_max, by integers. code_max = m * 2^c with m in [1, 2): adding what lacks from m's
 /// bits to all ones carries into the exponent exactly when amax's mantissa exceeds m. e is at least -127 (-126 in fp32) and at
-/// most 127 - c, so the multiplier 2^-e is always normal.
+/// most 128 - c: the multiplier 2^-e is a subnormal only where code_max is below 4.
 /// amax of NaN or Inf: both NaN.
 struct round_up {
     static constexpr bool bounded = true;
@@ -130,7 +130,8 @@ private:
 
 /// DeepGEMM: amax = max(amax, 1e-4); scale = amax / code_max, for powers of two its exponent plus one where the mantissa is not zero;
 /// multiplier = 1 / scale. On a GPU its reference divides by way of fp32(1 / code_max), so
-/// that fp32 scales may differ in the last place from the CPU's, which these are; powers of two do not. The floor flushes blocks below 2e-10 to zero: for its bits, not for its numbers.
+/// that fp32 scales may differ in the last place from the CPU's, which these are; powers of two do not. The floor flushes what is
+/// below 2e-10 (e4m3; 1.3e-14 in e5m2) to zero: for its bits, not for its numbers.
 struct deep_gemm {
     static constexpr bool bounded = true;
 
