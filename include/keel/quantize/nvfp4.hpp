@@ -73,7 +73,7 @@ status quantize_nvfp4(B const& be, view<X, 2> x, nvfp4_matrix<e2m1x2, Layout> ou
     view<value const, 2> const from = x;
     int64_t const count = x.empty() ? 0 : x.extent[0];
     auto const run = [&](uint32_t* amax) {
-        be.for_rows(count, x.extent[1], nvfp4_amax_row<value>{from, options.policy, amax});
+        be.for_rows(count, x.extent[1], tensor_amax_row<adjacent_rows<value const>>{{from}, x.extent[1], options.policy, amax});
         be.for_rows(count, x.extent[1], quantize_nvfp4_row<value, Rule, Layout>{from, out, amax, report});
         be.for_rows(1, 1, nvfp4_end_row<Rule>{amax, out.tensor_scale.data});
     };

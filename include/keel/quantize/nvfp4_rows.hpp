@@ -19,23 +19,6 @@ struct nvfp4_begin_row {
     }
 };
 
-/// Raises *amax to a row's largest finite magnitude, as a word; with poison a row with NaN or Inf makes it NaN.
-template <class X> struct nvfp4_amax_row {
-    view<X const, 2> x;
-    non_finite_policy policy;
-    uint32_t* amax;
-
-    template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
-        uint32_t largest = 0;
-        g.template blocks<tensor_piece>(x.extent[1], [&](auto const& b) {
-            bool finite = true;
-            uint32_t const here = largest_finite(g, b, x.at(row), finite);
-            largest = umax(largest, finite || policy == non_finite_policy::isolate ? here : nan_bits);
-        });
-        if (g.leader()) max_shared(*amax, largest);
-    }
-};
-
 /// The block scales and codes of a row by the tensor's largest magnitude, each block read twice, the second time from cache.
 template <class X, class Rule, class Layout> struct quantize_nvfp4_row {
     view<X const, 2> x;

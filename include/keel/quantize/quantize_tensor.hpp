@@ -25,23 +25,21 @@ KEEL_FN uint32_t largest_finite(G const& g, Block const& b, P p, bool& finite) {
     return g.max_bits(among);
 }
 
-/// The largest finite magnitude of a row into *top, as a word; *non_finite becomes 1 where there are NaN or Inf.
-template <class From> struct tensor_largest_row {
+/// Raises *top to a row's largest finite magnitude, as a word; with poison a row with NaN or Inf makes it NaN.
+template <class From> struct tensor_amax_row {
     From x;
     int64_t column_count;
+    non_finite_policy policy;
     uint32_t* top;
-    uint32_t* non_finite;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
-        uint32_t largest = 0, bad = 0;
+        uint32_t largest = 0;
         g.template blocks<tensor_piece>(column_count, [&](auto const& b) {
             bool finite = true;
-            largest = umax(largest, largest_finite(g, b, x(row), finite));
-            if (!finite) bad = 1;
+            uint32_t const here = largest_finite(g, b, x(row), finite);
+            largest = umax(largest, finite || policy == non_finite_policy::isolate ? here : nan_bits);
         });
-        if (!g.leader()) return;
-        max_shared(*top, largest);
-        max_shared(*non_finite, bad);
+        if (g.leader()) max_shared(*top, largest);
     }
 };
 
@@ -75,9 +73,9 @@ template <class From, class To, overflow Overflow, class Rounding> struct tensor
 
 /// amax of all of x as a word: of its finite elements, or with `poison` a NaN where x holds NaN or Inf. Host backends.
 template <class B, class From> uint32_t tensor_amax(B const& be, From const& x, non_finite_policy policy) {
-    uint32_t top = 0, non_finite = 0;
-    be.for_rows(x.v.extent[0], x.v.extent[1], tensor_largest_row<From>{x, x.v.extent[1], &top, &non_finite});
-    return policy == non_finite_policy::poison && non_finite != 0 ? nan_bits : top;
+    uint32_t top = 0;
+    be.for_rows(x.v.extent[0], x.v.extent[1], tensor_amax_row<From>{x, x.v.extent[1], policy, &top});
+    return top;
 }
 
 /// The scale for `amax` into out and the codes of x by it; the largest finite magnitude that was met. Host backends.
