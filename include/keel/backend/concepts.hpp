@@ -50,6 +50,10 @@ template <class B> struct backend_traits {
 template <class B>
 concept elementwise_backend = requires { requires backend_traits<std::remove_cvref_t<B>>::elementwise; };
 
+/// A backend whose groups are one thread each, so that all lanes of a row share its stack.
+template <class B>
+concept thread_backend = requires { requires backend_traits<std::remove_cvref_t<B>>::one_thread_a_row; };
+
 /// A row whose elements lie `step` apart: a column of a row-major matrix.
 template <class T> struct strided {
     T* data;

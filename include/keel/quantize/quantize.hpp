@@ -1,9 +1,10 @@
-// Block-scaled quantisation and its inverse. Kernels: quantize_rows.hpp, quantize_columns.hpp,
+// Block-scaled quantisation and its inverse. Kernels: quantize_rows.hpp, quantize_block_row.hpp, quantize_columns.hpp,
 // quantize_tensor.hpp; scales: scale_rule.hpp; types: block_scaled.hpp.
 #pragma once
 
 #include <keel/backend/concepts.hpp>
 #include <keel/quantize/check_blocks.hpp>
+#include <keel/quantize/quantize_block_row.hpp>
 #include <keel/quantize/quantize_columns.hpp>
 #include <keel/quantize/quantize_rows.hpp>
 #include <keel/quantize/quantize_tensor.hpp>
@@ -51,6 +52,9 @@ void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows,
         return quantize_strips<Overflow, Rule>(be, spread_rows<value const>{from}, spread_rows<Code>{out.codes}, out, options, report, events, rounding);
     bool const codes_lie_along = has_adjacent_columns(out.codes) || has_adjacent_columns(transposed(out.codes));
     [[maybe_unused]] bool const plain = events.absent() && codes_lie_along;
+    if constexpr (Rows == 1 && Columns > 1 && Columns <= 1024 && Rule::bounded && Rounding::is_nearest && thread_backend<B>)
+        if (events.absent() && has_adjacent_columns(x) && has_adjacent_columns(out.codes))
+            return be.for_rows(x.extent[0], x.extent[1], quantize_block_row<value, blocks, Overflow, Rule>{from, out, options.policy, report});
     if constexpr (Columns == 1 && Rounding::is_nearest)
         if (plain && has_adjacent_columns(x))
             return be.for_rows(out.scale_rows(x.extent[0]), x.extent[1] * (Rows == whole ? x.extent[0] : Rows),

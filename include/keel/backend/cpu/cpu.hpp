@@ -98,6 +98,7 @@ cpu() -> cpu<native_arch, serial>;
 template <class Arch, class Executor> struct backend_traits<cpu<Arch, Executor>> {
     static constexpr bool is_backend = true;
     static constexpr bool asynchronous = false;
+    static constexpr bool one_thread_a_row = true;
     static constexpr memory_space space = memory_space::host;
 };
 

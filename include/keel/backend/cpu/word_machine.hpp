@@ -29,12 +29,14 @@ template <> struct word_machine<arch::avx2> {
     KEEL_FN static i load(bf16 const* p) { return _mm256_loadu_si256(reinterpret_cast<i const*>(p)); }
     KEEL_FN static void store(bf16* p, i v) { _mm256_storeu_si256(reinterpret_cast<i*>(p), v); }
     KEEL_FN static f load(float const* p) { return _mm256_load_ps(p); }
+    KEEL_FN static i load_words(float const* p) { return _mm256_loadu_si256(reinterpret_cast<i const*>(p)); }
     KEEL_FN static void store(float* p, f v) { _mm256_store_ps(p, v); }
     KEEL_FN static i zero() { return _mm256_setzero_si256(); }
     KEEL_FN static i set16(uint32_t v) { return _mm256_set1_epi16(static_cast<short>(v)); }
     KEEL_FN static i set32(uint32_t v) { return _mm256_set1_epi32(static_cast<int>(v)); }
     KEEL_FN static i land(i a, i b) { return _mm256_and_si256(a, b); }
     KEEL_FN static i add32(i a, i b) { return _mm256_add_epi32(a, b); }
+    KEEL_FN static i sub32(i a, i b) { return _mm256_sub_epi32(a, b); }
     KEEL_FN static i sub16(i a, i b) { return _mm256_sub_epi16(a, b); }
     KEEL_FN static i max16(i a, i b) { return _mm256_max_epu16(a, b); }
     KEEL_FN static i max32(i a, i b) { return _mm256_max_epu32(a, b); }
@@ -56,6 +58,11 @@ template <> struct word_machine<arch::avx2> {
     }
     /// The low bytes of a's words, then of b's.
     KEEL_FN static i bytes_of(i a, i b) { return _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xd8); }
+    /// The low bytes of four registers of 32-bit lanes that hold no more.
+    KEEL_FN static i bytes_of(i const (&a)[4]) {
+        i const order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7); // packing works within 128 bits
+        return _mm256_permutevar8x32_epi32(_mm256_packus_epi16(_mm256_packus_epi32(a[0], a[1]), _mm256_packus_epi32(a[2], a[3])), order);
+    }
     template <class Code> KEEL_FN static void store_bytes(Code* p, i v) { _mm256_storeu_si256(reinterpret_cast<i*>(p), v); }
     /// Bytes to words.
     template <class Code> KEEL_FN static i load_bytes(Code const* p) {
@@ -64,9 +71,18 @@ template <> struct word_machine<arch::avx2> {
     /// How many bytes have no bit of 0x7f where the word beside them (a's, then b's) has one of 0x7fff.
     KEEL_FN static int64_t flushed(i bytes, i a, i b) {
         i const lost = _mm256_cmpeq_epi8(land(bytes, _mm256_set1_epi8(0x7f)), zero());
+        if (_mm256_testz_si256(lost, lost) != 0) return 0; // as nearly always
         i const none = _mm256_packs_epi16(_mm256_cmpeq_epi16(land(a, set16(0x7fff)), zero()), _mm256_cmpeq_epi16(land(b, set16(0x7fff)), zero()));
         i const some_lost = _mm256_andnot_si256(_mm256_permute4x64_epi64(none, 0xd8), lost);
         return __builtin_popcount(static_cast<uint32_t>(_mm256_movemask_epi8(some_lost)));
+    }
+    /// The same beside four registers of floats.
+    KEEL_FN static int64_t flushed(i bytes, i const (&a)[4]) {
+        i const lost = _mm256_cmpeq_epi8(land(bytes, _mm256_set1_epi8(0x7f)), zero());
+        if (_mm256_testz_si256(lost, lost) != 0) return 0;
+        i none[4];
+        for (int r = 0; r < 4; ++r) none[r] = land(_mm256_cmpeq_epi32(land(a[r], set32(0x7fffffffu)), zero()), set32(0xff));
+        return __builtin_popcount(static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_andnot_si256(bytes_of(none), lost))));
     }
     /// Elements 0, 2, ... and 1, 3, ... of two registers.
     KEEL_FN static void split(f low, f high, f& even, f& odd) {
@@ -131,12 +147,14 @@ template <> struct word_machine<arch::avx512> {
     KEEL_FN static i load(bf16 const* p) { return _mm512_loadu_si512(p); }
     KEEL_FN static void store(bf16* p, i v) { _mm512_storeu_si512(p, v); }
     KEEL_FN static f load(float const* p) { return _mm512_load_ps(p); }
+    KEEL_FN static i load_words(float const* p) { return _mm512_loadu_si512(p); }
     KEEL_FN static void store(float* p, f v) { _mm512_store_ps(p, v); }
     KEEL_FN static i zero() { return _mm512_setzero_si512(); }
     KEEL_FN static i set16(uint32_t v) { return _mm512_set1_epi16(static_cast<short>(v)); }
     KEEL_FN static i set32(uint32_t v) { return _mm512_set1_epi32(static_cast<int>(v)); }
     KEEL_FN static i land(i a, i b) { return _mm512_and_si512(a, b); }
     KEEL_FN static i add32(i a, i b) { return _mm512_add_epi32(a, b); }
+    KEEL_FN static i sub32(i a, i b) { return _mm512_sub_epi32(a, b); }
     KEEL_FN static i sub16(i a, i b) { return _mm512_sub_epi16(a, b); }
     KEEL_FN static i max16(i a, i b) { return _mm512_max_epu16(a, b); }
     KEEL_FN static i max32(i a, i b) { return _mm512_maskz_max_epu32(0xffff, a, b); }
@@ -158,13 +176,26 @@ template <> struct word_machine<arch::avx512> {
         __m512i const order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7); // packing works within 128 bits
         return _mm512_maskz_permutexvar_epi64(0xff, order, _mm512_packus_epi16(a, b));
     }
+    KEEL_FN static i bytes_of(i const (&a)[4]) {
+        __m512i const order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        return _mm512_maskz_permutexvar_epi32(
+            0xffff, order, _mm512_packus_epi16(_mm512_packus_epi32(a[0], a[1]), _mm512_packus_epi32(a[2], a[3])));
+    }
     template <class Code> KEEL_FN static void store_bytes(Code* p, i v) { _mm512_storeu_si512(p, v); }
     template <class Code> KEEL_FN static i load_bytes(Code const* p) {
         return _mm512_maskz_cvtepu8_epi16(0xffffffffu, _mm256_loadu_si256(reinterpret_cast<__m256i const*>(p)));
     }
     KEEL_FN static int64_t flushed(i bytes, i a, i b) {
         uint64_t const lost = _mm512_testn_epi8_mask(bytes, _mm512_set1_epi8(0x7f));
+        if (lost == 0) return 0; // as nearly always
         uint64_t const some = _mm512_test_epi16_mask(a, set16(0x7fff)) | uint64_t{_mm512_test_epi16_mask(b, set16(0x7fff))} << 32;
+        return __builtin_popcountll(lost & some);
+    }
+    KEEL_FN static int64_t flushed(i bytes, i const (&a)[4]) {
+        uint64_t const lost = _mm512_testn_epi8_mask(bytes, _mm512_set1_epi8(0x7f));
+        if (lost == 0) return 0;
+        uint64_t some = 0;
+        for (int r = 0; r < 4; ++r) some |= uint64_t{_mm512_test_epi32_mask(a[r], set32(0x7fffffffu))} << (16 * r);
         return __builtin_popcountll(lost & some);
     }
     KEEL_FN static void split(f low, f high, f& even, f& odd) {
