@@ -3,6 +3,7 @@
 #include <keel/backend/cpu/matmul.hpp>
 #include <keel/backend/cpu/thread_pool.hpp>
 #include <keel/backend/reference_matmul.hpp>
+#include <support/backends.hpp>
 #include <support/catch.hpp>
 
 using namespace keel_test;
@@ -25,10 +26,11 @@ template <class T> void copy_rows(guarded_matrix<T> const& from, int64_t first, 
 
 TEST_CASE("gated_attention has the reference's bits on a lockstep warp, and on any data") {
     attention_setup const s{.lengths = {70, 1, 530}, .heads = 3, .kv_heads = 1, .head_dim = 20, .gate_dim = 20};
-    CHECK(attention_result<keel::bf16>(s, keel::simt<32>{}) == attention_result<keel::bf16>(s, keel::reference{}));
+    if (every_case) CHECK(attention_result<keel::bf16>(s, keel::simt<32>{}) == attention_result<keel::bf16>(s, keel::reference{}));
     for (data_kind kind : {data_kind::normal, data_kind::with_nan, data_kind::with_inf, data_kind::mixed_scales,
                            data_kind::any_bits, data_kind::tiny})
         for (int64_t gate : {0, 1}) {
+            if (!every_case && (kind == data_kind::mixed_scales || kind == data_kind::tiny || gate == 1)) continue;
             attention_setup const f{
                 .lengths = {130, 20}, .heads = 4, .kv_heads = 2, .head_dim = 9, .gate_dim = gate, .kind = kind};
             INFO(name_of(kind) << " gate " << gate);
@@ -67,6 +69,7 @@ TEST_CASE("a token's outputs and dq do not change when a later token does, be it
     before.backward(keel::cpu{});
     for (float poison : {3.5f, -1e30f, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
         for (int64_t changed : {1, 37, 64, 511, 512, 555, 599}) {
+            if (!every_case && (std::isinf(poison) || poison < 0 || (changed != 37 && changed != 512))) continue;
             INFO("token " << changed << " set to " << poison);
             attention_case<float> after(s);
             for (int64_t j = 0; j < 40; ++j)
@@ -88,6 +91,7 @@ TEST_CASE("dk and dv of a key do not change when an earlier query does, be it to
     before.backward(keel::cpu{});
     for (float poison : {3.5f, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
         for (int64_t changed : {0, 37, 511, 512, 598}) {
+            if (!every_case && (std::isinf(poison) || (changed != 37 && changed != 512))) continue;
             INFO("query " << changed << " set to " << poison);
             attention_case<float> after(s);
             for (int64_t j = 0; j < 40; ++j) after.q.set(changed, j, poison), after.dy.set(changed, j, poison);
@@ -100,10 +104,10 @@ TEST_CASE("dk and dv of a key do not change when an earlier query does, be it to
         }
 }
 
-TEST_CASE("thirty runs on two threads give one result") { // FA #2244
+TEST_CASE("many runs on two threads give one result") { // FA #2244
     attention_setup const s{.lengths = {130, 75, 64}, .heads = 6, .kv_heads = 2, .head_dim = 16, .gate_dim = 1};
     keel::thread_pool const pool(2);
     keel::cpu const be(pool);
     auto const expected = attention_result<float>(s, keel::cpu{});
-    for (int run = 0; run < 30; ++run) CHECK(attention_result<float>(s, be) == expected);
+    for (int run = 0; run < (every_case ? 30 : 10); ++run) CHECK(attention_result<float>(s, be) == expected);
 }

@@ -12,7 +12,7 @@ using keel::weight_rule;
 TEST_CASE("route keeps its bits on every backend, any data, one thread or two") {
     for (data_kind kind : all_kinds)
         for (score_function s : all_scores) {
-            if (!every_case && kind != data_kind::normal && kind != data_kind::any_bits && kind != data_kind::with_nan) continue;
+            if (!every_case && kind != data_kind::any_bits && (kind != data_kind::normal || s != score_function::sigmoid)) continue;
             INFO(name_of(kind) << " score " << static_cast<int>(s));
             int64_t const tokens = 193, experts = 67, k = 5; // 4 tiles of tokens, a tail in each pack
             guarded_matrix<float> z(tokens, experts, 1, floats(kind, tokens * experts, 21)), bias(1, experts, 0, floats(data_kind::uniform, experts));

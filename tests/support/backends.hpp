@@ -21,6 +21,15 @@ inline constexpr bool every_case = false;
 inline constexpr bool every_case = true;
 #endif
 
+/// Whether this build looks for races, which one thread has not.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool seeks_races = true;
+#elif defined(__has_feature)
+inline constexpr bool seeks_races = __has_feature(thread_sanitizer);
+#else
+inline constexpr bool seeks_races = false;
+#endif
+
 /// One thread or two, as one type: a test is compiled once and run on both.
 struct one_or_two_threads {
     keel::thread_pool const* pool = nullptr;
@@ -37,7 +46,7 @@ template <class Fn> void for_each_cpu(Fn fn) {
     static one_or_two_threads const one{}, two{&pool};
     auto const both = [&]<class Arch>(Arch) {
         for (auto const* threads : {&one, &two})
-            fn(std::string("cpu ") + Arch::name() + (threads == &two ? " x2" : ""), keel::cpu<Arch, one_or_two_threads>{*threads});
+            if (threads == &two || !seeks_races) fn(std::string("cpu ") + Arch::name() + (threads == &two ? " x2" : ""), keel::cpu<Arch, one_or_two_threads>{*threads});
     };
 #if defined(KEEL_NATIVE_ONLY) || defined(KEEL_NATIVE_CPU)
     both(keel::native_arch{});
