@@ -52,9 +52,11 @@ void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows,
         return quantize_strips<Overflow, Rule>(be, spread_rows<value const>{from}, spread_rows<Code>{out.codes}, out, options, report, events, rounding);
     bool const codes_lie_along = has_adjacent_columns(out.codes) || has_adjacent_columns(transposed(out.codes));
     [[maybe_unused]] bool const plain = events.absent() && codes_lie_along;
-    if constexpr (Rows == 1 && Columns > 1 && Columns <= 1024 && Rule::bounded && Rounding::is_nearest && thread_backend<B>)
-        if (events.absent() && has_adjacent_columns(x) && has_adjacent_columns(out.codes))
-            return be.for_rows(x.extent[0], x.extent[1], quantize_block_row<value, blocks, Overflow, Rule>{from, out, options.policy, report});
+    constexpr bool scales_at_once = Rows == 1 && Columns > 1 && Columns <= 1024 && Rule::bounded && Rounding::is_nearest && thread_backend<B>;
+    if constexpr (scales_at_once)
+        if (has_adjacent_columns(x) && has_adjacent_columns(out.codes))
+            return be.for_rows(x.extent[0], x.extent[1],
+                               quantize_block_row<value, blocks, Overflow, Rule>{from, out, options.policy, report, events});
     if constexpr (Columns == 1 && Rounding::is_nearest)
         if (plain && has_adjacent_columns(x))
             return be.for_rows(out.scale_rows(x.extent[0]), x.extent[1] * (Rows == whole ? x.extent[0] : Rows),
@@ -67,8 +69,9 @@ void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows,
     if constexpr (Rows == Columns && Rounding::is_nearest)
         if (!has_adjacent_columns(x) && has_adjacent_columns(transposed(x)))
             return quantize_checked<Overflow, Rule>(be, transposed(x), transposed(out), options, report, transposed(events), rounding);
-    if (has_adjacent_columns(x) && has_adjacent_columns(out.codes))
-        return quantize_strips<Overflow, Rule>(be, adjacent_rows<value const>{from}, adjacent_rows<Code>{out.codes}, out, options, report, events, rounding);
+    if constexpr (!scales_at_once)
+        if (has_adjacent_columns(x) && has_adjacent_columns(out.codes))
+            return quantize_strips<Overflow, Rule>(be, adjacent_rows<value const>{from}, adjacent_rows<Code>{out.codes}, out, options, report, events, rounding);
     if constexpr (Rows > 1 && Columns > 1 && Rounding::is_nearest) // blocks whose codes are turned tile by tile
         if (has_adjacent_columns(x))
             return quantize_strips<Overflow, Rule>(be, adjacent_rows<value const>{from}, spread_rows<Code>{out.codes}, out, options, report, events, rounding);

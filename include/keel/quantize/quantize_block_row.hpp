@@ -9,7 +9,7 @@ namespace keel::inline KEEL_ABI {
 /// Blocks whose scales are made together: those of 4 KB of bf16 in blocks of 128, which stay in the first-level cache.
 inline constexpr int64_t scales_together = 16;
 
-/// One row, its elements and its codes adjacent. Pieces with NaN or Inf go block by block.
+/// One row, its elements and its codes adjacent. Pieces with NaN or Inf go block by block, and all do where each block's events are asked for.
 template <class X, class Blocks, overflow Overflow, class Rule> struct quantize_block_row {
     static_assert(Blocks::block_rows == 1 && Rule::bounded);
     static constexpr int block_columns = Blocks::block_columns;
@@ -18,6 +18,7 @@ template <class X, class Blocks, overflow Overflow, class Rule> struct quantize_
     Blocks out;
     non_finite_policy policy;
     keel::report* report;
+    view<block_events, 2> events = {};
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
         constexpr int64_t stretch = scales_together * block_columns;
@@ -42,10 +43,11 @@ private:
         g.template blocks<block_columns>(n, [&](auto const& b) { b.put(&top[0], as_float(b.max_bits(largest_magnitude(g, b, from)))); });
         U largest(0u);
         g.each(count, [&](auto at) { largest = umax(largest, g.inside(at, magnitude(g.load(&top[0], at)))); });
-        if (g.max_bits(largest) >= infinity_bits) {
+        if (g.max_bits(largest) >= infinity_bits || !events.absent()) {
             using strip = quantize_strip<adjacent_rows<X const>, adjacent_rows<code>, Blocks, Overflow, Rule>;
             strip{{columns(slice(x, row, 1), column, n)}, {columns(slice(out.codes, row, 1), column, n)},
-                  columns(slice(out.scales, row, 1), first, count), 1, n, policy, report}(g, 0);
+                  columns(slice(out.scales, row, 1), first, count), 1, n, policy, report,
+                  events.absent() ? events : columns(slice(events, row, 1), first, count)}(g, 0);
             return false;
         }
         auto const scales = row_of(columns(out.scales, first, count), row);
