@@ -4,6 +4,7 @@
 #include <support/backends.hpp>
 #include <support/catch.hpp>
 #include <support/data.hpp>
+#include <support/fenced.hpp>
 
 using namespace keel_test;
 using keel::overflow;
@@ -99,9 +100,14 @@ TEST_CASE("events of another shape or over other arguments are refused") {
     CHECK(codes.at(0, 0) == 0.0);
     // Counts of 32 bits: a block of 2^32 elements is refused before anything is looked at.
     int64_t const side = 65536;
+    sparse<keel::e4m3> room(side * side);
+    if (room.data() == nullptr) {
+        WARN("no address space: skipped");
+        return;
+    }
     keel::view<float, 2> const vast{x.view().data, {side, side}, {0, 0}};
     float scale = -1;
-    keel::block_scaled<keel::e4m3, keel::fp32_scale, whole, whole> const one{{codes.view().data, {side, side}, {side, 1}}, keel::rows(&scale, 1, 1)};
+    keel::block_scaled<keel::e4m3, keel::fp32_scale, whole, whole> const one{{room.data(), {side, side}, {side, 1}}, keel::rows(&scale, 1, 1)};
     CHECK(keel::quantize<overflow::saturate>(keel::cpu{}, vast, one, {}, nullptr, keel::rows(events.data(), 1, 1)).message() ==
           "quantize: events, wanted blocks of at most 2^32 - 1 elements (bad_shape)");
     CHECK(scale == -1.0f);
