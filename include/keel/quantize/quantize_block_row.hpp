@@ -34,30 +34,19 @@ template <class X, class Blocks, overflow Overflow, class Rule> struct quantize_
 private:
     /// Whether `tally` has counted it.
     template <class G, class Tally> KEEL_FN bool piece(G const& g, int64_t row, int64_t column, int64_t n, Tally& tally) const {
-        using F = typename G::value;
-        using U = typename G::words;
         alignas(64) float top[std::size_t{scales_together}] = {}; // magnitudes, then multipliers
         int64_t const count = Blocks::scale_columns(n), first = column / block_columns;
         X const* const from = x.at(row) + column;
         code* const to = out.codes.at(row) + column;
         g.template blocks<block_columns>(n, [&](auto const& b) { b.put(&top[0], as_float(b.max_bits(largest_magnitude(g, b, from)))); });
-        U largest(0u);
-        g.each(count, [&](auto at) { largest = umax(largest, g.inside(at, magnitude(g.load(&top[0], at)))); });
-        if (g.max_bits(largest) >= infinity_bits || !events.absent()) {
+        if (!all_finite(g, &top[0], count) || !events.absent()) {
             using strip = quantize_strip<adjacent_rows<X const>, adjacent_rows<code>, Blocks, Overflow, Rule>;
             strip{{columns(slice(x, row, 1), column, n)}, {columns(slice(out.codes, row, 1), column, n)},
                   columns(slice(out.scales, row, 1), first, count), 1, n, policy, report,
                   events.absent() ? events : columns(slice(events, row, 1), first, count)}(g, 0);
             return false;
         }
-        auto const scales = row_of(columns(out.scales, first, count), row);
-        g.each(count, [&](auto at) {
-            column_block<G, decltype(at)> const b{g, at, count};
-            block_scale<F> const s = Rule::template of<X, code, F>(typename Blocks::scale_kind{}, magnitude(g.load(&top[0], at)));
-            put_scale<typename Blocks::scale_kind>(b, scales, s.scale);
-            tally.add_scale(b, s.scale);
-            g.store(&top[0], at, s.multiplier);
-        });
+        make_scales<X, Blocks, Rule>(g, &top[0], count, row_of(columns(out.scales, first, count), row), tally);
         g.template blocks<block_columns>(n, [&](auto const& b) {
             encode_scaled<code>(g, b, from, to, b.spread(b.get(&top[0])), tally.flushed);
         });

@@ -44,9 +44,7 @@ private:
         for (int64_t row = first; row < last; row += together)
             raise_largest(g, corner + (row - first) * x.stride[0], x.stride[0], last - row < together ? last - row : together, n,
                           &top[0]);
-        U bad(0u);
-        g.each(n, [&](auto at) { bad = umax(bad, g.inside(at, magnitude(g.load(&top[0], at)))); });
-        bool const finite = g.max_bits(bad) < infinity_bits;
+        bool const finite = all_finite(g, &top[0], n);
         if (!finite && policy == non_finite_policy::isolate)
             g.each(n, [&](auto at) {
                 U among(0u);
@@ -54,14 +52,7 @@ private:
                 g.store(&top[0], at, as_float(among));
             });
 
-        auto const scales = row_of(columns(out.scales, column, n), strip);
-        g.each(n, [&](auto at) {
-            column_block<G, decltype(at)> const b{g, at, n};
-            block_scale<F> const s = Rule::template of<X, code, F>(typename Blocks::scale_kind{}, magnitude(g.load(&top[0], at)));
-            put_scale<typename Blocks::scale_kind>(b, scales, s.scale);
-            tally.add_scale(b, s.scale);
-            g.store(&top[0], at, s.multiplier);
-        });
+        make_scales<X, Blocks, Rule>(g, &top[0], n, row_of(columns(out.scales, column, n), strip), tally);
         bool const in_range = Rule::bounded && finite;
         if (in_range) arrange_multipliers<X, code>(g, &top[0], n);
         constexpr int64_t counted = int64_t{1} << 20; // rows whose events fit into words

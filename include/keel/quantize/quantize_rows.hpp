@@ -63,6 +63,26 @@ template <class Scale, class Block, class P, class V> KEEL_FN void put_scale(Blo
         b.put(p, scale);
 }
 
+/// Whether n magnitudes, those of a line of blocks, are all finite.
+template <class G> KEEL_FN bool all_finite(G const& g, float const* line, int64_t n) {
+    typename G::words largest(0u);
+    g.each(n, [&](auto at) { largest = umax(largest, g.inside(at, magnitude(g.load(line, at)))); });
+    return g.max_bits(largest) < infinity_bits;
+}
+/// The largest magnitudes of n blocks, in a line that one thread or each lane owns, become their multipliers; their scales go to `scales`.
+template <class X, class Blocks, class Rule, class G, class P, class Tally>
+KEEL_FN void make_scales(G const& g, float* line, int64_t n, P scales, Tally& tally) {
+    using F = typename G::value;
+    g.each(n, [&](auto at) {
+        column_block<G, decltype(at)> const b{g, at, n};
+        block_scale<F> const s =
+            Rule::template of<X, typename Blocks::code, F>(typename Blocks::scale_kind{}, magnitude(g.load(static_cast<float const*>(line), at)));
+        put_scale<typename Blocks::scale_kind>(b, scales, s.scale);
+        tally.add_scale(b, s.scale);
+        g.store(line, at, s.multiplier);
+    });
+}
+
 /// How scaled elements become codes: to nearest.
 struct to_nearest {
     static constexpr bool is_nearest = true;

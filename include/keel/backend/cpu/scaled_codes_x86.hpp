@@ -27,6 +27,9 @@ template <class Code>
 concept signed_byte_code = sizeof(Code) == 1 && format_traits<Code>::has_negative_zero && format_traits<Code>::sign_code == 0x80u &&
                            format_traits<Code>::mantissa_bits <= 4;
 
+template <class X>
+concept word_source = std::is_same_v<X, bf16> || std::is_same_v<X, float>;
+
 namespace detail {
 
 /// Magnitudes of bf16 as two registers of floats: elements 0, 2, 4, ... and 1, 3, 5, ...
@@ -61,8 +64,8 @@ template <class M, class Code> struct byte_codes {
     }
 };
 
-/// Two registers of bf16, by their four registers of multipliers, to codes; how many others than zero became zero.
-template <class M, class Code> KEEL_FN int64_t encode_two(bf16 const* from, Code* to, typename M::f const (&multiplier)[4]) {
+/// 2 M::elements of them, by four registers of multipliers, to codes; how many others than zero became zero.
+template <class M, class Code> KEEL_FN int64_t encode_some(bf16 const* from, Code* to, typename M::f const (&multiplier)[4]) {
     using codes = byte_codes<M, Code>;
     auto const first = M::load(from), second = M::load(from + M::elements);
     auto const bytes = M::bytes_of(codes::of_words(first, multiplier[0], multiplier[1]), codes::of_words(second, multiplier[2], multiplier[3]));
@@ -70,8 +73,8 @@ template <class M, class Code> KEEL_FN int64_t encode_two(bf16 const* from, Code
     M::store_bytes(to, bytes);
     return M::flushed(bytes, first, second);
 }
-/// Four registers of floats, by as many of multipliers, to codes; how many others than zero became zero.
-template <class M, class Code> KEEL_FN int64_t encode_four(float const* from, Code* to, typename M::f const (&multiplier)[4]) {
+/// The same from floats, four registers.
+template <class M, class Code> KEEL_FN int64_t encode_some(float const* from, Code* to, typename M::f const (&multiplier)[4]) {
     using codes = byte_codes<M, Code>;
     constexpr int64_t width = M::elements / 2;
     typename M::i element[4], code[4];
@@ -123,34 +126,19 @@ KEEL_FN bits_pack<A> largest_magnitude(cpu_row_group<A> const& g, Block const& b
     return umax(largest, largest_magnitude<cpu_row_group<A>, Block, bf16 const*>(g, rest_of(b, count), p));
 }
 
-template <signed_byte_code Code, word_arch A, class Block>
+template <signed_byte_code Code, word_source X, word_arch A, class Block>
     requires(Block::size >= 2 * detail::word_machine<A>::elements)
-KEEL_FN void encode_scaled(cpu_row_group<A> const& g, Block const& b, bf16 const* from, Code* to, pack<A> const& multiplier,
+KEEL_FN void encode_scaled(cpu_row_group<A> const& g, Block const& b, X const* from, Code* to, pack<A> const& multiplier,
                            bits_pack<A>& flushed) {
     using M = detail::word_machine<A>;
     typename M::f const same[4] = {multiplier.v, multiplier.v, multiplier.v, multiplier.v};
     int64_t lost = 0;
     constexpr int64_t step = 2 * M::elements;
     int64_t const count = b.count / step * step;
-    for (int64_t k = 0; k < count; k += step) lost += detail::encode_two<M, Code>(from + b.i + k, to + b.i + k, same);
+    for (int64_t k = 0; k < count; k += step) lost += detail::encode_some<M, Code>(from + b.i + k, to + b.i + k, same);
     detail::add_count<M>(flushed, lost);
     if (count < b.count)
-        encode_scaled<Code, cpu_row_group<A>, Block, bf16 const*, Code*>(g, rest_of(b, count), from, to, multiplier, flushed);
-}
-
-template <signed_byte_code Code, word_arch A, class Block>
-    requires(Block::size >= 2 * detail::word_machine<A>::elements)
-KEEL_FN void encode_scaled(cpu_row_group<A> const& g, Block const& b, float const* from, Code* to, pack<A> const& multiplier,
-                           bits_pack<A>& flushed) {
-    using M = detail::word_machine<A>;
-    typename M::f const same[4] = {multiplier.v, multiplier.v, multiplier.v, multiplier.v};
-    int64_t lost = 0;
-    constexpr int64_t step = 2 * M::elements;
-    int64_t const count = b.count / step * step;
-    for (int64_t k = 0; k < count; k += step) lost += detail::encode_four<M, Code>(from + b.i + k, to + b.i + k, same);
-    detail::add_count<M>(flushed, lost);
-    if (count < b.count)
-        encode_scaled<Code, cpu_row_group<A>, Block, float const*, Code*>(g, rest_of(b, count), from, to, multiplier, flushed);
+        encode_scaled<Code, cpu_row_group<A>, Block, X const*, Code*>(g, rest_of(b, count), from, to, multiplier, flushed);
 }
 
 // Columns: two whole registers of them at a time; what is left goes the general way.
@@ -184,8 +172,8 @@ KEEL_FN void arrange_multipliers(cpu_row_group<A> const&, float* multipliers, in
     }
 }
 
-template <word_arch A, signed_byte_code Code>
-KEEL_FN void encode_columns(cpu_row_group<A> const& g, bf16 const* from, Code* to, int64_t n, float const* multipliers,
+template <word_arch A, word_source X, signed_byte_code Code>
+KEEL_FN void encode_columns(cpu_row_group<A> const& g, X const* from, Code* to, int64_t n, float const* multipliers,
                             bits_pack<A>& flushed) {
     using M = detail::word_machine<A>;
     constexpr int64_t half = M::elements / 2, step = 2 * M::elements;
@@ -194,28 +182,11 @@ KEEL_FN void encode_columns(cpu_row_group<A> const& g, bf16 const* from, Code* t
     for (int64_t j = 0; j < count; j += step) {
         typename M::f const own[4] = {M::load(multipliers + j), M::load(multipliers + j + half), M::load(multipliers + j + 2 * half),
                                       M::load(multipliers + j + 3 * half)};
-        lost += detail::encode_two<M, Code>(from + j, to + j, own);
+        lost += detail::encode_some<M, Code>(from + j, to + j, own);
     }
     detail::add_count<M>(flushed, lost);
     if (count < n)
-        encode_columns<cpu_row_group<A>, bf16, Code>(g, from + count, to + count, n - count, multipliers + count, flushed);
-}
-
-template <word_arch A, signed_byte_code Code>
-KEEL_FN void encode_columns(cpu_row_group<A> const& g, float const* from, Code* to, int64_t n, float const* multipliers,
-                            bits_pack<A>& flushed) {
-    using M = detail::word_machine<A>;
-    constexpr int64_t width = M::elements / 2, step = 4 * width;
-    int64_t lost = 0;
-    int64_t const count = n / step * step;
-    for (int64_t j = 0; j < count; j += step) {
-        typename M::f const own[4] = {M::load(multipliers + j), M::load(multipliers + j + width), M::load(multipliers + j + 2 * width),
-                                      M::load(multipliers + j + 3 * width)};
-        lost += detail::encode_four<M, Code>(from + j, to + j, own);
-    }
-    detail::add_count<M>(flushed, lost);
-    if (count < n)
-        encode_columns<cpu_row_group<A>, float, Code>(g, from + count, to + count, n - count, multipliers + count, flushed);
+        encode_columns<cpu_row_group<A>, X, Code>(g, from + count, to + count, n - count, multipliers + count, flushed);
 }
 
 template <signed_byte_code Code, word_arch A, class Block>
