@@ -162,8 +162,6 @@ public:
     /// Which experts each token chose, and the row where each choice was served (-1: dropped).
     keel::view<std::int32_t const, 2> chosen(std::int64_t tokens) { return ids_.rows(tokens); }
     keel::view<std::int64_t const, 2> slots(std::int64_t tokens) { return slots_.rows(tokens); }
-    keel::demand_counts const& demand() const { return demand_; }
-    keel::served_counts const& served() const { return served_; }
 
 private:
     keel::capacity_limit limit() const {

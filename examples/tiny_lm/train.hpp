@@ -78,12 +78,11 @@ private:
     void examine(health& h) {
         auto const tokens = run_.batch * run_.sequence;
         double first_token = 0;
-        std::int64_t asked = 0, dropped = 0;
         h.largest_activation = model_.largest_activation();
         h.largest_gain = model_.largest_gain();
         h.largest_logit = -std::numeric_limits<double>::infinity();
         h.demand_max_over_mean = h.served_max_over_mean = 0;
-        double routed_output = 0, output = 0;
+        h.dropped_share = 0, h.routed_output_share = std::numeric_limits<double>::infinity();
         for (std::int64_t l = 0; l < model_.layers(); ++l) {
             auto& attention = model_.attention(l);
             auto& experts = model_.experts(l);
@@ -92,16 +91,13 @@ private:
             auto const line = experts.health();
             if (line.demand_max > h.demand_max_over_mean) h.demand_max_over_mean = line.demand_max, h.served_max_over_mean = line.served_max;
             h.dead_experts += line.dead;
-            asked += experts.demand().total();
-            dropped += experts.demand().total() - experts.served().total();
-            auto const share = experts.share(be_, tokens);
-            routed_output += static_cast<double>(share.routed_output), output += static_cast<double>(share.output);
+            if (line.concealed() && h.concealed_layer < 0) h.concealed_layer = l;
+            h.dropped_share = std::fmax(h.dropped_share, line.dropped);
+            h.routed_output_share = std::fmin(h.routed_output_share, static_cast<double>(experts.share(be_, tokens).projection()));
         }
         auto const queries = static_cast<double>(tokens * run_.model.layers * run_.model.heads);
         h.first_token_share = first_token / queries;
         h.first_token_uniform = uniform_first_token_share(run_.sequence);
-        h.dropped_share = static_cast<double>(dropped) / static_cast<double>(asked);
-        h.routed_output_share = routed_output / output;
         h.routed_parameter_share = ledger_.routed_parameter_share();
     }
 

@@ -99,8 +99,11 @@ TEST_CASE("the self-concealing router: by demand the bias corrects, by served co
     // Every expert saturated: the served counts are equal, the bias is still for ever.
     list flat{6, 6, 6, 6};
     layer still(4);
-    keel::commit(keel::cpu{}, still.state(), demand_of(flat, 24, 1), {}).or_throw();
-    update(still, keel::open_gate(), {.rule = balance_rule::sign, .rate = 0.5f}).or_throw();
+    auto const feed = [&](list& counts, int64_t step) {
+        keel::commit(keel::cpu{}, still.state(), demand_of(counts, 24, 1), {.step = step}).or_throw();
+        update(still, keel::open_gate(), {.rule = balance_rule::sign, .rate = 0.5f}).or_throw();
+    };
+    feed(flat, 0);
     CHECK(still.bias == std::vector<float>(4, 0.0f));
 
     // The health line prints both, and the alarm rings where the bias is still.
@@ -121,9 +124,26 @@ TEST_CASE("the self-concealing router: by demand the bias corrects, by served co
     CHECK(line.bias_spread == 1.0f);
     CHECK(line.bias_moved == 3);
     CHECK_FALSE(line.concealed());
-    keel::measure_balance(demand, counts, still.state(), line).or_throw();
+    CHECK(line.demand_min == Approx(3.0 / 6));
+    CHECK(line.served_min == Approx(3.0 / 5));
+    CHECK(line.demand_entropy < line.served_entropy);
+    layer const fresh(4); // before the first update nothing is known of the bias
+    keel::measure_balance(demand, counts, layer(fresh).state(), line).or_throw();
+    CHECK_FALSE(line.concealed());
+    keel::measure_balance(demand, counts, still.state(), line).or_throw(); // one still update: that demand may have been even
     CHECK(line.bias_moved == 0);
+    CHECK(line.still_updates == 1);
+    CHECK_FALSE(line.concealed());
+    feed(flat, 1);
+    keel::measure_balance(demand, counts, still.state(), line).or_throw();
+    CHECK(line.still_updates == 2);
     CHECK(line.concealed());
+    layer moving = still; // and the first honest update ends it
+    keel::commit(keel::cpu{}, moving.state(), demand, {.step = 2}).or_throw();
+    update(moving).or_throw();
+    keel::measure_balance(demand, counts, moving.state(), line).or_throw();
+    CHECK(line.still_updates == 0);
+    CHECK_FALSE(line.concealed());
     // Dropless: demand and served agree, nothing is concealed however skewed it is.
     keel::apply_capacity(keel::cpu{}, ids.view(), demand, {slots.view(), offsets.vec()}, counts, {.limit = keel::capacity_limit::dropless()}, ws.get()).or_throw();
     keel::measure_balance(demand, counts, still.state(), line).or_throw();
@@ -135,7 +155,62 @@ TEST_CASE("the self-concealing router: by demand the bias corrects, by served co
     CHECK(std::string(other.argument) == "served");
     CHECK(keel::measure_balance(demand, counts, layer(5).state(), untouched).code == keel::status_code::bad_shape);
     CHECK(keel::measure_balance(demand, keel::served_counts(keel::vec(given.data(), 4)), still.state(), untouched).code == keel::status_code::bad_state);
+    // ... or the counts of one micro-batch beside the pending demand of two.
+    list twice{20, 12, 10, 6};
+    CHECK(keel::measure_balance(demand_of(twice, 48, 1), counts, still.state(), untouched).code == keel::status_code::bad_state);
     CHECK(untouched.dead == 77);
+}
+
+TEST_CASE("counts of the same stage add up to a step's line") {
+    list a{3, 1, 0, 2}, b{4, 4, 4, 0}, memory(4, -7);
+    keel::demand_counts sum(keel::vec(memory.data(), 4));
+    keel::add_counts(sum, demand_of(a, 3, 2)).or_throw();
+    CHECK(memory == a);
+    keel::add_counts(sum, demand_of(b, 6, 2)).or_throw();
+    CHECK(memory == list{7, 5, 4, 2});
+    CHECK(sum.tokens() == 9);
+    CHECK(sum.total() == 18);
+    list other{1, 0, 0, 0};
+    CHECK(keel::add_counts(sum, demand_of(other, 1, 1)).code == keel::status_code::bad_state); // of another k
+    CHECK(keel::add_counts(sum, keel::demand_counts(keel::vec(other.data(), 4))).code == keel::status_code::bad_state);
+    CHECK(keel::add_counts(sum, sum).code == keel::status_code::overlap);
+    CHECK(memory == list{7, 5, 4, 2});
+}
+
+TEST_CASE("dead experts are counted exactly, however many experts and tokens there are") {
+    int64_t const experts = 1 << 17, most = int64_t{1} << 42; // 100 * experts * most is past int64
+    list c(static_cast<std::size_t>(experts), most / experts);
+    c[0] -= 7, c[1] += 7;
+    CHECK(keel::dead_experts(demand_of(c, most, 1)) == 0);
+    int64_t const hundredth = most / experts / 100; // rounded down: below 1%
+    c[1] += c[2] - hundredth, c[2] = hundredth;
+    CHECK(keel::dead_experts(demand_of(c, most, 1)) == 1);
+    c[2] += 1, c[1] -= 1;
+    CHECK(keel::dead_experts(demand_of(c, most, 1)) == 0);
+}
+
+TEST_CASE("a NaN in the bias is refused, not kept: its expert would come last for ever") {
+    list a{10, 6, 5, 3};
+    layer l(4);
+    keel::commit(keel::cpu{}, l.state(), demand_of(a, 12, 2), {}).or_throw();
+    l.bias[2] = std::numeric_limits<float>::quiet_NaN();
+    layer const before = l;
+    auto const s = update(l);
+    CHECK(s.message() == "update_balance: state.bias has NaN at expert = 2, wanted none (bad_state)");
+    CHECK(l.same(before));
+    list given = a;
+    guarded_matrix<int32_t> ids(12, 2);
+    for (int64_t i = 0, e = 0, used = 0; i < 24; ++i) {
+        while (used == a[static_cast<std::size_t>(e)]) ++e, used = 0;
+        ids.set(i % 12, i / 12, static_cast<int32_t>(e)), ++used;
+    }
+    guarded_matrix<int64_t> slots(12, 2), offsets(1, 5);
+    keel::served_counts served(keel::vec(given.data(), 4));
+    scratch ws(keel::apply_capacity_workspace(12, 4));
+    keel::apply_capacity(keel::cpu{}, ids.view(), demand_of(a, 12, 2), {slots.view(), offsets.vec()}, served, {keel::capacity_limit::dropless()}, ws.get()).or_throw();
+    keel::balance_line line;
+    keel::measure_balance(demand_of(a, 12, 2), served, l.state(), line).or_throw();
+    CHECK(line.bias_nan == 1);
 }
 
 TEST_CASE("the rules are their formulas") {

@@ -57,7 +57,7 @@ TEST_CASE("ties go to the larger logit, then to the lower index") {
     high[66] = 40.0f, high[3] = 25.0f, high[69] = std::nextafter(18.0f, 19.0f);
     CHECK(ids(high, 4, score_function::sigmoid) == list{66, 3, 69, 0});
     // ... and a bias that swallows the score does not hide the logit either.
-    CHECK(ids({-3.0f, -1.0f, -2.0f}, 3, score_function::sigmoid, {1e9f, 1e9f, 1e9f}) == list{1, 2, 0});
+    CHECK(ids({-3.0f, -1.0f, -2.0f, 9.0f}, 3, score_function::sigmoid, {1e9f, 1e9f, 1e9f, -1e9f}) == list{1, 2, 0});
     // The bias selects, by the biased score.
     CHECK(ids({2.0f, 1.0f, 0.0f}, 1, score_function::sigmoid, {0.0f, 0.0f, 0.5f}) == list{2});
 }

@@ -227,12 +227,53 @@ TEST_CASE("bad logits: ids stay distinct and valid, the row's weights say so, ot
         CHECK(r.weights.at(0, 0) == 1.0);
         CHECK(r.weights.at(0, 1) == 0.0);
     }
+    // ... and no bias brings it back: the mask is not a score that the bias could lift.
+    guarded_matrix<float> lifting(1, 3, 0, {-10.0f, 0.0f, inf}), two(1, 2, 0, {0.0f, -inf}), low(1, 2, 0, {-0.6f, 0.0f});
+    for (score_function s : all_scores)
+        for (weight_rule rule : both_rules) {
+            r.run(keel::cpu{}, masked.view(), {.bias = lifting.vec()}, {.score = s, .weight = rule}).or_throw();
+            CHECK(r.id(0, 0) == 0);
+            CHECK(r.id(0, 1) == 1);
+            CHECK(r.weights.at(0, 0) > 0.0);
+            CHECK(r.weights.at(0, 1) == 0.0);
+            routed<> one_of_two(1, 2, 1);
+            one_of_two.run(keel::cpu{}, two.view(), {.bias = low.vec()}, {.score = s, .weight = rule}).or_throw();
+            CHECK(one_of_two.id(0, 0) == 0);
+        }
     // The report counts what is not finite.
     keel::report events;
     scratch ws(keel::route_workspace(1, 3));
     keel::route(keel::cpu{}, masked.view(), {}, r.ids.view(), r.weights.view(), r.demand, {}, {}, ws.get(), &events).or_throw();
     CHECK(events.non_finite == 2);
     CHECK(events.elements == 3);
+    bool const is_token[] = {false};
+    events = {};
+    keel::route(keel::cpu{}, masked.view(), {.valid = keel::vec(&is_token[0], 1)}, r.ids.view(), r.weights.view(), r.demand, {}, {}, ws.get(), &events)
+        .or_throw();
+    CHECK(events.elements == 0);
+    CHECK(events.non_finite == 0);
+}
+
+// exp and what is made of it is not monotone to the last bit: the larger of two neighbouring logits can have the smaller score.
+TEST_CASE("a bias that is the same for all experts changes nothing: the order is that of the logits") {
+    int64_t const experts = 64, k = 8;
+    guarded_matrix<float> zeros(1, experts), same(1, experts, 0, std::vector<float>(64, 0.375f));
+    zeros.set(0, 5, -0.0f);
+    for (float start : {-1.0397f, -0.34657f, 0.34657f, 1.0397f, 0.0f, 8.0f, -8.0f}) {
+        std::vector<float> row; // neighbours, falling and rising by turns
+        float up = start, down = start;
+        for (int64_t e = 0; e < experts; ++e) row.push_back(e % 2 == 0 ? up = std::nextafter(up, inf) : down = std::nextafter(down, -inf));
+        guarded_matrix<float> z(1, experts, 0, row);
+        for (score_function s : all_scores) {
+            routed<> none(1, experts, k), with(1, experts, k);
+            none.run(keel::cpu{}, z.view(), {}, {.score = s}).or_throw();
+            for (int64_t j = 0; j < k; ++j) CHECK(none.id(0, j) == experts - 2 - 2 * j);
+            for (auto* bias : {&zeros, &same}) {
+                with.run(keel::cpu{}, z.view(), {.bias = bias->vec()}, {.score = s}).or_throw();
+                CHECK(with.same(none));
+            }
+        }
+    }
 }
 
 TEST_CASE("+Inf ranks first without a bias, and with one by its score like any logit") {

@@ -59,6 +59,7 @@ struct balance_ledger {
     KEEL_FN int64_t& per_token() const { return words(4); }   ///< k of what is in pending
     KEEL_FN int64_t& moved() const { return words(5); }       ///< biases that the last update changed
     KEEL_FN int64_t& count() const { return words(6); }       ///< micro-batches in pending; 0: no step is open
+    KEEL_FN int64_t& still() const { return words(7); }       ///< updates in a row that changed no bias
     KEEL_FN int64_t& micro_batch(int64_t i) const { return words(balance_ledger_header + i); }
     KEEL_FN int64_t room() const { return words.extent[0] - balance_ledger_header; }
 
@@ -72,6 +73,7 @@ struct balance_ledger {
 /// A ledger comes from memory of the caller's, or a checkpoint: what is in it is not trusted with an index.
 KEEL_HOST void check_balance(validation& check, balance_state const& state) {
     check.present("state.bias", state.bias).unit_stride("state.bias", state.bias);
+    check.require(state.bias.extent[0] <= most_experts, status_code::bad_shape, "state.bias", "experts", state.bias.extent[0], "at most 2^20");
     check.shape("state.pending", state.pending, state.bias.extent[0]).unit_stride("state.pending", state.pending);
     check.present("state.ledger", state.ledger).unit_stride("state.ledger", state.ledger);
     check.require(state.ledger.extent[0] > balance_ledger_header, status_code::bad_shape, "state.ledger", "length", state.ledger.extent[0],
@@ -181,7 +183,10 @@ template <row_backend B> status commit(B const&, balance_state const& state, dem
 }
 
 /// The number of tokens in state.pending: one element of the ledger, for a communicator to sum as it sums the counts.
-KEEL_FN view<int64_t, 1> pending_tokens(balance_state const& state) { return vec(&detail::balance_ledger{state.ledger}.tokens(), 1); }
+/// Empty where the state has no ledger.
+KEEL_FN view<int64_t, 1> pending_tokens(balance_state const& state) {
+    return state.ledger.extent[0] < balance_ledger_header ? view<int64_t, 1>{} : vec(&detail::balance_ledger{state.ledger}.tokens(), 1);
+}
 
 /// The demand committed since the last update, on this rank or, where a communicator has summed state.pending and pending_tokens(state),
 /// on all: a view of state.pending, until the next commit. bad_state where nothing was committed, or where the counts do not sum to
@@ -203,7 +208,8 @@ KEEL_HOST status pending_demand(balance_state const& state, demand_counts& pendi
 /// Shapes         demand of as many experts as the state. It may be the pending counts themselves.
 /// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (rate), bad_state: nothing was committed since the last update
 ///                (once per step), the demand is less than what is pending here (another layer's, or not reduced), of another k, or does
-///                not sum to its total any more (a micro-batch was committed after pending_demand).
+///                not sum to its total any more (a micro-batch was committed after pending_demand), or a bias is NaN: it would stay so
+///                for ever, its expert last.
 /// Zero tokens    direction 0.
 /// A type that is not reduced_demand does not compile: not served counts, and not one rank's share.
 template <row_backend B>
@@ -224,12 +230,15 @@ status update_balance(B const& be, balance_state const& state, reduced_demand co
     check.require(demand.per_token() == ledger.per_token(), status_code::bad_state, "demand", "experts a token", demand.per_token(),
                   "the k of what was committed");
     for (int64_t e = 0; check.ok() && e < experts; ++e)
+        if (is_nan(state.bias(e))) check.fail(status_code::bad_state, "state.bias", "NaN at expert", e, 0, "none");
+    for (int64_t e = 0; check.ok() && e < experts; ++e)
         if (demand[e] < state.pending(e))
             check.fail(status_code::bad_state, "demand", "count", demand[e], 0, "at least what is pending on this rank");
     detail::check_counts(check, "demand", demand, demand.tokens());
     if (!check.ok()) return check.result;
     if (gate.apply != 0) {
         be.for_rows(1, experts, balance_row{demand.counts(), state.bias, demand.total(), options, &ledger.moved()});
+        ledger.still() = ledger.moved() == 0 ? ledger.still() + 1 : 0;
         ledger.next_step() = ledger.open_step() + 1;
     }
     for (int64_t e = 0; e < experts; ++e) state.pending(e) = 0;

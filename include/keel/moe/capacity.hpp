@@ -189,7 +189,7 @@ status apply_capacity(B const& be, view<I, 2> ids, demand_counts const& demand, 
     return check.result;
 }
 
-/// The share of assignments that were dropped, 1 - served / demand. 0 where nothing was asked for.
+/// The share of assignments that were dropped, 1 - served / demand, both of the same tokens. 0 where nothing was asked for.
 KEEL_HOST double dropped_share(demand_counts const& demand, served_counts const& served) {
     return demand.total() == 0 ? 0.0 : static_cast<double>(demand.total() - served.total()) / static_cast<double>(demand.total());
 }

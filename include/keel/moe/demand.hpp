@@ -60,8 +60,9 @@ struct load_counts_access {
         c.tokens_ = tokens, c.k_ = k, c.total_ = total;
     }
 };
-/// counts * experts^2 stays inside int64 for every rule of balance.hpp.
+/// Counts times experts stay inside int64: what balance.hpp and the ratios below compute.
 inline constexpr int64_t most_assignments = int64_t{1} << 42;
+inline constexpr int64_t most_experts = int64_t{1} << 20;
 } // namespace detail
 
 /// Demand again from bare counts that come back from a checkpoint or a communicator.
@@ -73,6 +74,7 @@ KEEL_HOST status demand_from_counts(view<int64_t, 1> counts, int64_t tokens, int
     int64_t const experts = counts.extent[0];
     validation check("demand_from_counts");
     check.present("counts", counts).unit_stride("counts", counts);
+    check.require(experts <= detail::most_experts, status_code::bad_shape, "counts", "experts", experts, "at most 2^20");
     check.require(k >= 1 && k <= experts, status_code::bad_option, "k", "value", k, "1 up to the number of experts");
     check.require(tokens >= 0, status_code::bad_option, "tokens", "value", tokens, "0 or more");
     if (!check.ok()) return check.result;
@@ -87,6 +89,25 @@ KEEL_HOST status demand_from_counts(view<int64_t, 1> counts, int64_t tokens, int
     if (!check.ok()) return check.result;
     demand = demand_counts(counts);
     detail::load_counts_access::fill(demand, tokens, k, sum);
+    return check.result;
+}
+
+/// sum += part, of the same experts and k: for the line of a step of several micro-batches, demand with demand and served with served.
+/// The first part goes into a `sum` over memory that nothing has filled.
+/// Status: bad_shape, overlap, bad_state (a part that was not filled, or of another k; more than 2^42 assignments).
+template <class Stage> KEEL_HOST status add_counts(load_counts<Stage>& sum, load_counts<Stage> const& part) {
+    view<int64_t, 1> const total = detail::load_counts_access::memory(sum);
+    validation check("add_counts");
+    check.shape("sum", total, part.experts()).unit_stride("sum", total).disjoint("sum", total, part.counts());
+    check.require(part.filled(), status_code::bad_state, "part", "counts that a call has filled");
+    check.require(!sum.filled() || sum.per_token() == part.per_token(), status_code::bad_state, "part", "experts a token", part.per_token(),
+                  "the k of the sum");
+    if (!check.ok()) return check.result;
+    check.require(sum.tokens() <= detail::most_assignments / part.per_token() - part.tokens(), status_code::bad_state, "part", "tokens",
+                  part.tokens(), "at most 2^42 / k together");
+    if (!check.ok()) return check.result;
+    for (int64_t e = 0; e < part.experts(); ++e) total(e) = (sum.filled() ? total(e) : 0) + part[e];
+    detail::load_counts_access::fill(sum, sum.tokens() + part.tokens(), part.per_token(), sum.total() + part.total());
     return check.result;
 }
 
@@ -131,7 +152,7 @@ template <class Stage> KEEL_HOST double load_entropy(load_counts<Stage> const& c
 /// Experts with less than 1% of the mean count, in exact integers. 0 where nothing was counted.
 template <class Stage> KEEL_HOST int64_t dead_experts(load_counts<Stage> const& c) {
     int64_t dead = 0;
-    for (int64_t e = 0; e < c.experts(); ++e) dead += c[e] * c.experts() * 100 < c.total() ? 1 : 0;
+    for (int64_t e = 0; e < c.experts(); ++e) dead += c.total() > 0 && c[e] <= (c.total() - 1) / (100 * c.experts()) ? 1 : 0;
     return dead;
 }
 

@@ -40,7 +40,7 @@ KEEL_HOST int64_t route_tiles(int64_t tokens) { return (tokens + route_tile_toke
 /// Bytes for route.
 KEEL_HOST int64_t route_workspace(int64_t tokens, int64_t experts) {
     int64_t const cells = route_tiles(tokens) * experts;
-    return workspace_total(workspace_bytes<float>(cells) + workspace_bytes<uint32_t>(cells));
+    return workspace_total(workspace_bytes<float>(cells) + 2 * workspace_bytes<uint32_t>(cells));
 }
 
 KEEL_HOST void check_route_options(validation& check, route_options const& options) {
@@ -50,6 +50,13 @@ KEEL_HOST void check_route_options(validation& check, route_options const& optio
                   static_cast<int64_t>(options.weight), "normalised or scores");
     check.require(options.scaling > 0.0f && options.scaling <= 0x1.fffffep127f, status_code::bad_option, "options.scaling",
                   "a finite number above 0");
+}
+
+/// Whether the bias is the same number for all experts, and so selects nothing.
+KEEL_HOST bool is_uniform(view<float const, 1> bias) {
+    for (int64_t e = 1; e < bias.extent[0]; ++e)
+        if (bits(add(bias(e), 0.0f)) != bits(add(bias(0), 0.0f))) return false;
+    return true;
 }
 
 /// The first failed requirement on ids: an index in [0, experts), or -1 where padding may stand.
@@ -68,17 +75,20 @@ template <class I> KEEL_HOST void check_ids(validation& check, view<I, 2> ids, i
 /// Formula        s = softmax(z), sigmoid(z) or sqrt(softplus(z)); the k largest s + bias are selected; w = scaling * s / (sum of the
 ///                selected s), or scaling * s. fp32. The bias never enters the weights and has no gradient. Normalisation is in the
 ///                log domain and without epsilon: two logits of -200 share the weight as exactly as two of 0. k = 1: see weight_rule.
-/// Ties           the larger logit first (sigmoid is 1 in fp32 from z = 17.4 on), then the lower index. Without a bias the order is
-///                that of the logits. ids stand in the order of selection.
+/// Order          by s + bias in fp32; ties: the larger logit first (sigmoid is 1 in fp32 from z = 17.4 on), then the lower index. Without a
+///                bias, or with one that is the same for all experts, the order is that of the logits. Otherwise sums that differ by
+///                less than their rounding (4 ulp of the score) may come in either order, the same one on every backend. ids stand in
+///                the order of selection.
 /// Shapes         logits [tokens, experts], inputs.bias [experts], inputs.valid [tokens], ids and weights [tokens, k], 1 <= k <= experts;
 ///                columns adjacent. demand over memory for [experts] counts. saved.log_sum [tokens].
 /// Formats        logits float or bf16; ids int32 or int64; the rest fp32.
 /// Padding        ids -1, weights 0; counted nowhere. Everything downstream takes -1 as "no expert".
-/// Non-finite     -Inf is a score of 0: an expert that is taken last. A row that holds NaN or +Inf, or nothing but -Inf, has k distinct
+/// Non-finite     a logit of -Inf masks its expert: it comes after every number whatever the bias, and weighs 0 when it must be
+///                taken after all. A row that holds NaN or +Inf, or nothing but -Inf, has k distinct
 ///                valid ids and NaN weights, so that the fault reaches the step gate; it is counted like any row, and other rows are
 ///                unaffected. There NaN ranks after all numbers; +Inf ranks first without a bias, and with one by its score like any
-///                logit. Selected scores that are all 0 normalise to NaN. `events` counts the logits that are not finite. A NaN in
-///                the bias ranks its expert last, +-Inf first or last.
+///                logit. `events` counts the logits of tokens, and those that are not finite. A NaN in the bias ranks its expert after
+///                all numbers, +-Inf first or last.
 /// Status         bad_shape, bad_stride, bad_pointer, bad_option (k, score, weight, scaling, more than 2^42 assignments), overlap,
 ///                small_workspace.
 /// Zero sizes     no tokens: zero demand.
@@ -106,6 +116,7 @@ status route(B const& be, view<L, 2> logits, route_inputs inputs, view<I, 2> ids
     check_route_options(check, options);
     if (!check.ok()) return check.result;
     check.require(tokens <= detail::most_assignments / k, status_code::bad_option, "ids", "rows", tokens, "at most 2^42 / k");
+    check.require(experts <= detail::most_experts, status_code::bad_shape, "logits", "columns", experts, "at most 2^20");
     check.disjoint("ids", ids, logits, inputs.bias, inputs.valid).disjoint("weights", weights, logits, inputs.bias, inputs.valid, ids);
     check.disjoint("demand", counts, logits, inputs.bias, inputs.valid, ids, weights);
     check.disjoint("saved.log_sum", saved.log_sum, logits, inputs.bias, inputs.valid, ids, weights, counts);
@@ -113,15 +124,16 @@ status route(B const& be, view<L, 2> logits, route_inputs inputs, view<I, 2> ids
     if (!check.ok()) return check.result;
 
     int64_t const tiles = route_tiles(tokens);
-    auto* const biased = ws.take<float>(tiles * experts);
+    route_scratch const scratch{ws.take<float>(tiles * experts), ws.take<uint32_t>(tiles * experts)};
     auto* const tile_counts = ws.take<uint32_t>(tiles * experts);
-    if (events != nullptr) add_shared(events->elements, logits.size());
+    view<float const, 1> const bias = is_uniform(inputs.bias) ? view<float const, 1>{} : inputs.bias;
     be.for_rows(tiles, route_tile_tokens * experts,
-                route_tile<format, I>{{logits, inputs.bias, ids, weights, saved.log_sum, options}, inputs.valid, biased, tile_counts, events});
+                route_tile<format, I>{{logits, bias, ids, weights, saved.log_sum, options}, inputs.valid, scratch, tile_counts, events});
     be.for_rows(1, tiles * experts, count_tiles{tile_counts, tiles, counts});
     int64_t total = 0;
     for (int64_t e = 0; e < experts; ++e) total += counts(e);
     detail::load_counts_access::fill(demand, total / k, k, total);
+    if (events != nullptr) add_shared(events->elements, total / k * experts);
     return check.result;
 }
 

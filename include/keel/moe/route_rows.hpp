@@ -3,6 +3,7 @@
 
 #include <keel/backend/concepts.hpp>
 #include <keel/backend/row_memory.hpp>
+#include <keel/backend/top_k.hpp>
 #include <keel/core/math.hpp>
 #include <keel/core/report.hpp>
 #include <keel/core/view.hpp>
@@ -98,6 +99,29 @@ template <class F> KEEL_FN F log_score_slope(score_function s, F const& z) {
     return F(0.5f) / ((e + F(1.0f)) * softplus_factor(z, e));
 }
 
+/// By what a token's experts are ordered: their score with the bias, or their logit where there is no bias, then the logit.
+template <class L> struct selection_keys {
+    L const* logits;
+    float const* biased; ///< null: no bias
+    bool one_word;
+
+    template <class G> KEEL_FN auto of(G const& g, auto at) const {
+        auto const logit = rank_word(g.load(logits, at));
+        return arg_max_keys<typename G::words>{one_word ? logit : rank_word(g.load(biased, at)), logit};
+    }
+    KEEL_FN arg_max_keys<uint32_t> of_element(int64_t i) const {
+        uint32_t const logit = rank_word(load_element(logits + i));
+        return {one_word ? logit : rank_word(biased[i]), logit};
+    }
+};
+
+/// Scratch for one row of logits.
+struct route_scratch {
+    float* biased;   ///< s(z) + bias
+    uint32_t* words; ///< for top_k
+    KEEL_FN route_scratch row(int64_t i, int64_t experts) const { return {biased + i * experts, words + i * experts}; }
+};
+
 /// The selection, weights and log-sum-exp of tokens.
 template <class L, class I> struct route_row {
     view<L const, 2> logits;
@@ -107,8 +131,7 @@ template <class L, class I> struct route_row {
     view<float, 1> log_sum;
     route_options options;
 
-    /// `biased` is scratch for a row of s(z) + bias.
-    template <class G> KEEL_FN void route(G const& g, int64_t token, float* biased) const {
+    template <class G> KEEL_FN void route(G const& g, int64_t token, route_scratch scratch) const {
         using F = typename G::value;
         using U = typename G::words;
         L const* const z = logits.at(token);
@@ -136,10 +159,11 @@ template <class L, class I> struct route_row {
             g.each(experts, [&](auto at) {
                 F const v = g.load(z, at);
                 F const c = score_of(options.score, v, row) + g.load(bias.data, at);
-                g.store(biased, at, select(is_nan(v), v, c));
+                auto const masked = both(is_non_finite(v), detail::is_negative(v)); // -Inf, whatever its bias
+                g.store(scratch.biased, at, select(either(is_nan(v), masked), v, c));
             });
         g.sync();
-        select_experts(g, z, has_bias ? biased : nullptr, ids.at(token));
+        top_k(g, experts, k, selection_keys<L>{z, scratch.biased, !has_bias}, ids.at(token), scratch.words);
         g.sync();
 
         float* const w = weights.at(token);
@@ -147,27 +171,6 @@ template <class L, class I> struct route_row {
         if (!sound) g.each(k, [&](auto at) { g.store(w, at, F(as_float(nan_bits))); });
         else if (normalise) normalised_weights(g, chosen, w);
         else g.each(k, [&](auto at) { g.store(w, at, score_of(options.score, g.load(chosen, at), row) * F(options.scaling)); });
-    }
-
-    /// The k first experts by falling score (or logit, where there is no bias), then falling logit, then rising index.
-    template <class G> KEEL_FN void select_experts(G const& g, L const* z, float const* biased, I* chosen) const {
-        using U = typename G::words;
-        int64_t const experts = logits.extent[1], k = ids.extent[1];
-        arg_max_keys<uint32_t> last{0xffffffffu, 0xffffffffu};
-        int64_t last_index = 0;
-        for (int64_t j = 0; j < k; ++j) {
-            int64_t const index = g.arg_max(experts, [&](auto at) {
-                U const second = rank_word(g.load(z, at)), first = biased == nullptr ? second : rank_word(g.load(biased, at));
-                auto const later = gt(g.position(at), U(static_cast<uint32_t>(last_index)));
-                auto const after = either(gt(U(last.secondary), second), both(eq(U(last.secondary), second), later));
-                auto const left = either(gt(U(last.primary), first), both(eq(U(last.primary), first), after));
-                return arg_max_keys<U>{select(left, first, U(0u)), select(left, second, U(0u))};
-            });
-            last.secondary = rank_word(load_element(z + index));
-            last.primary = biased == nullptr ? last.secondary : rank_word(biased[index]);
-            last_index = index;
-            if (g.leader()) chosen[j] = static_cast<I>(index);
-        }
     }
 
     /// w = scaling * s / (sum of the selected s).
@@ -201,7 +204,7 @@ template <class L, class I> struct route_row {
 template <class L, class I> struct route_tile {
     route_row<L, I> row;
     view<bool const, 1> valid;
-    float* biased;    ///< [tiles, experts]
+    route_scratch scratch; ///< [tiles, experts]
     uint32_t* counts; ///< [tiles, experts]
     report* events;
 
@@ -218,7 +221,7 @@ template <class L, class I> struct route_tile {
                 row.leave_out(g, token);
                 continue;
             }
-            row.route(g, token, biased + tile * experts);
+            row.route(g, token, scratch.row(tile, experts));
             if (events != nullptr) bad += non_finite(g, token);
             if (g.leader())
                 for (int64_t j = 0; j < k; ++j) ++count[row.ids(token, j)];

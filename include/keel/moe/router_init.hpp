@@ -106,7 +106,8 @@ KEEL_HOST int64_t calibrate_bias_workspace(int64_t tokens, int64_t experts, int6
 ///
 /// Rule           `rounds` times: route the batch, then a centred sign step on its demand, smaller by `decay` each time. The bias with
 ///                the smallest largest demand is kept, the first one among equals, so the result is never worse than what came in.
-/// Shapes         logits [tokens, experts] of the batch, bias [experts] (start it at 0), inputs.valid as route.
+///                A token whose logits are not all finite counts like any other (route): leave it out by `valid`.
+/// Shapes         logits [tokens, experts] of the batch, bias [experts] (start it at 0), valid [tokens] as in route_inputs.
 /// Status         bad_option (rounds below 0, rate, decay outside (0, 1]) and what route reports. small_workspace.
 /// Cost           rounds + 1 calls of route. Workspace: calibrate_bias_workspace(tokens, experts, k).
 template <row_backend B, class L>
