@@ -127,3 +127,47 @@ TEST_CASE("promoted products: each block sums from zero and is scaled once into 
             });
         }
 }
+
+TEST_CASE("promoted products of bf16 pairs and of symmetric form: A A^T in slices") {
+    auto const check = [](auto format, int64_t n, int64_t k, int64_t length) {
+        using T = decltype(format);
+        CAPTURE(n, k, length, sizeof(T));
+        guarded_matrix<T> a(n, k, 1, floats(data_kind::normal, n * k, 1)), at(k, n, 0);
+        for (int64_t i = 0; i < n; ++i)
+            for (int64_t j = 0; j < k; ++j) at.set(j, i, a.get(i, j));
+        auto const one = [](int64_t, int64_t, int64_t) { return 1.0f; };
+        promotion<decltype(one), decltype(one)> const scales{length, one, one};
+        guarded_matrix<float> want(n, n, 0);
+        for (int64_t i = 0; i < n; ++i)
+            for (int64_t j = 0; j < n; ++j) {
+                float total = 0.0f;
+                for (int64_t first = 0; first < k; first += length) total += chain_of(a, at, i, j, first, std::min(k, first + length));
+                want.set(i, j, total);
+            }
+        keel_test::for_each_backend([&](std::string const& name, auto const& be) {
+            CAPTURE(name);
+            for (product_form form : {product_form::full, product_form::symmetric}) {
+                guarded_matrix<float> c(n, n, 0);
+                product_set set{layout_of(a.view()), layout_of(transposed(a.view())), layout_of(c.view()), 1, n, n, k};
+                set.options.form = form;
+                scratch ws(matmul_promoted_workspace(be, n, n, k, length));
+                matmul_promoted<T, T, float>(be, set, scales, ws.get()).or_throw();
+                CHECK(differences(c.view(), want.view()) == 0);
+            }
+        });
+    };
+    check(1.0f, 37, 701, 128);
+    check(bf16{}, 37, 701, 128);
+    check(bf16{}, 5, 33, 6);
+    check(1.0f, 5, 33, 3);
+
+    // Pairs would lie across blocks of an odd length.
+    guarded_matrix<bf16> a(2, 6, 0, floats(data_kind::normal, 12, 1)), b(6, 2, 0, floats(data_kind::normal, 12, 2));
+    guarded_matrix<float> c(2, 2, 0, {7.0f, 7.0f, 7.0f, 7.0f});
+    auto const one = [](int64_t, int64_t, int64_t) { return 1.0f; };
+    product_set const set{layout_of(a.view()), layout_of(b.view()), layout_of(c.view()), 1, 2, 2, 6};
+    scratch ws(matmul_promoted_workspace(cpu<>{}, 2, 2, 6, 3));
+    auto const s = matmul_promoted<bf16, bf16, float>(cpu<>{}, set, promotion<decltype(one), decltype(one)>{3, one, one}, ws.get());
+    CHECK(s.code == status_code::unsupported);
+    CHECK(c.at(0, 0) == 7.0);
+}

@@ -195,6 +195,29 @@ TEST_CASE("a skipped step leaves every byte, and a bad parameter stops all of th
     CHECK(b.bits() == full);
 }
 
+namespace {
+/// A set that overflows: s -> 6 s and more.
+struct diverging {
+    static constexpr char const *name = "diverging", *source = "this test";
+    static constexpr keel::newton_schulz_term listed[] = {{3.0, 2.0, 1.0}};
+    static constexpr int default_steps = 5;
+    static constexpr keel::longer_run more = keel::longer_run::cycle;
+};
+} // namespace
+
+TEST_CASE("coefficients that overflow never reach a weight") {
+    parameter a(keel::plan_muon(1, 10, 12), 1), b(keel::plan_muon(2, 6, 5, {}, {.coefficients = keel::unsafe_coefficients<diverging>()}), 2);
+    auto const weight = b.weight.contents();
+    auto const shadow = b.shadow.contents();
+    auto const s = step(be, {&a, &b}, open, {.weight_decay = 0.5f});
+    CHECK(s.code == keel::status_code::non_finite);
+    CHECK(std::string(s.argument) == "plan");
+    CHECK(s.got == 1);
+    CHECK(b.weight.contents() == weight);
+    CHECK(b.shadow.contents() == shadow);
+    CHECK(b.change.ratio() == 0.0);
+}
+
 TEST_CASE("clipping acts on the gradient, never on the step") { // DeepSpeed #7713, #8439
     parameter p(keel::plan_muon(1, 14, 9)), q(keel::plan_muon(1, 14, 9)), r(keel::plan_muon(1, 14, 9));
     auto const gradient = p.gradient.contents();

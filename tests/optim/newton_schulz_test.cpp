@@ -38,6 +38,14 @@ struct shape {
     int64_t rows, columns;
 };
 
+/// A set that overflows: s -> 6 s and more.
+struct diverging {
+    static constexpr char const *name = "diverging", *source = "this test";
+    static constexpr keel::newton_schulz_term listed[] = {{3.0, 2.0, 1.0}};
+    static constexpr int default_steps = 5;
+    static constexpr keel::longer_run more = keel::longer_run::cycle;
+};
+
 } // namespace
 
 TEST_CASE("every set and form applies the set's map to the singular values") {
@@ -296,6 +304,43 @@ TEST_CASE("rank-1 input stays a step downhill in every certified set and type") 
     matrix const u = random_matrix(12, 1, 1) * random_matrix(1, 20, 2);
     matrix const o = orthogonalised<float>(u, {.coefficients = keel::unsafe_coefficients<keel::turbo_aol_early>()});
     CHECK(o.cwiseProduct(u).sum() / u.norm() < -0.9);
+}
+
+// A gradient of rank one whose inputs are all as large: every product of two rows' elements is the same number, and in one chain of m of
+// them each rounding of a binade goes the same way. The null space of X X^T is lifted by that, or sinks below 0, and Gram squares it away.
+TEST_CASE("rank one over a long side of equal magnitudes keeps the certified bound") {
+    float const c[] = {1.0f, .7f, .3f, .9f, .55f, .81f, .43f, .62f};
+    for (auto [n, m] : {std::pair<int64_t, int64_t>{2, 4096}, {4, 16384}, {8, 16384}, {8, 65536}, {16, 4096}, {64, 4096}}) {
+        if (!every_case && n * m > 40000) continue;
+        guarded_matrix<float> u(n, m), o(n, m);
+        for (int64_t i = 0; i < n; ++i)
+            for (int64_t k = 0; k < m; ++k) u.set(i, k, c[i % 8] * (1.0f + 0.01f * static_cast<float>(i / 8)) * (k % 2 == 0 ? 1.0f : -1.0f));
+        for (form f : {form::automatic, form::symmetric, form::gram}) {
+            auto const set = keel::coefficients<keel::polar_express>();
+            INFO(n << "x" << m << " " << name_of(f));
+            orthogonalise<float>(u.view(), o.view(), {.coefficients = set, .form = f}).or_throw();
+            matrix const x = to_matrix(o);
+            double const largest = std::sqrt((x * x.transpose()).eval().selfadjointView<Eigen::Lower>().eigenvalues().maxCoeff());
+            CHECK(largest <= set.bounds.upper + 2e-3);
+            // Gram's squared slopes carry a drift of up to 2^-17 of R into the fourth digit here.
+            CHECK(x.cwiseProduct(to_matrix(u)).sum() / to_matrix(u).norm() == Approx(scalar_map(set, 1.0)).epsilon(4e-3));
+        }
+    }
+}
+
+TEST_CASE("a set that overflows is told, and writes nothing") {
+    auto const set = keel::unsafe_coefficients<diverging>();
+    for (form f : {form::plain, form::symmetric, form::gram}) {
+        std::vector<float> const u = floats(data_kind::normal, 2 * 6 * 9, 3);
+        std::vector<float> o(u.size(), 7.0f);
+        keel::newton_schulz_options<float> const options{.coefficients = set, .form = f};
+        scratch memory(keel::newton_schulz_workspace<float>(be, 6, 9, 2, options));
+        auto const s = keel::newton_schulz<float>(be, keel::cube(u.data(), 2, 6, 9), keel::cube(o.data(), 2, 6, 9), {}, options, memory.get());
+        CHECK(s.code == keel::status_code::non_finite);
+        CHECK(std::string(s.argument) == "options.coefficients");
+        CHECK(s.got == 0);
+        CHECK(o == std::vector<float>(u.size(), 7.0f));
+    }
 }
 
 TEST_CASE("any strides, in place, and other formats") {

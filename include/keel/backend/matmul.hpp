@@ -151,10 +151,13 @@ int64_t matmul_promoted_workspace(B const& be, int64_t m, int64_t n, int64_t k, 
 
 /// For block-scaled operands (quantize/scaled_matmul.hpp checks the arguments): every block of scales.length consecutive k sums
 /// from zero, then total = fma(block, scale_a * scale_b, total); C from the total as in matmul. Workspace:
-/// matmul_promoted_workspace(be, m, n, k, scales.length), which for long blocks is more than matmul's. Status: small_workspace.
+/// matmul_promoted_workspace(be, m, n, k, scales.length), which for long blocks is more than matmul's. Status: small_workspace;
+/// unsupported for two bf16 operands in blocks of an odd length, whose pairs (see above) would lie across two blocks.
 template <class A, class B, class C, matmul_backend Backend, class ScaleA, class ScaleB>
 status matmul_promoted(Backend const& be, product_set const& set, promotion<ScaleA, ScaleB> const& scales, workspace ws) {
     validation check("matmul_promoted");
+    check.require(!takes_pairs<A, B> || scales.length % 2 == 0, status_code::unsupported, "scales.length", "value", scales.length,
+                  "an even length for two bf16 operands");
     check.enough(ws, matmul_promoted_workspace(be, set.m, set.n, set.k, scales.length));
     if (!check.ok() || set.count == 0 || set.m == 0 || set.n == 0) return check.result;
     matmul_service<Backend>::template run_promoted<A, B, C>(be, set, scales, ws);

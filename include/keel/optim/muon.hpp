@@ -37,8 +37,9 @@ int64_t muon_step_workspace(B const& be, view<muon_parameter<T, Gradient, Shadow
 ///                the step; shadow once from w. The factors lr * scale and lr * decay once from double.
 /// Status         bad_shape, bad_stride, bad_pointer, bad_option (options outside their ranges; a plan of more than 64 steps of gram),
 ///                unsupported (form gram in bf16), bad_state (a plan whose parts do not cover its rows; got: the parameter),
-///                small_workspace; non_finite (got: the parameter whose direction would not be finite): found before anything of any
-///                parameter is written.
+///                small_workspace; non_finite (momentum; got: the parameter whose direction would not be finite): found before anything
+///                of any parameter is written. An unsafe set may overflow: non_finite (plan; got: the first such parameter): its
+///                momentum has moved, its weight and shadow have not, other parameters have made their step.
 /// Aliasing       within a parameter weight, momentum and shadow have memory of their own (overlap); that two parameters share none is
 ///                the caller's part.
 /// Skipped        gate.apply == 0: every byte of weights, shadows and momentum stays as it was; changes are 0.
@@ -95,7 +96,13 @@ status muon_step(B const& be, view<muon_parameter<T, Gradient, Shadow> const, 1>
         for (int64_t i = 0; i < parameters.extent[0]; ++i)
             for (int64_t k = 0; k < parameters(i).plan.matrices(); ++k, ++index)
                 check.require(tops[index] < infinity_bits, status_code::non_finite, "momentum", "parameter", i, "finite values");
-        if (check.ok()) for_matrices(be, sizes.matrices, spread, muon_update_task<call_type, T, Shadow>{call});
+        if (!check.ok()) return;
+        for_matrices(be, sizes.matrices, spread, muon_update_task<call_type, T, Shadow>{call});
+        index = 0;
+        for (int64_t i = 0; i < parameters.extent[0]; ++i)
+            for (int64_t k = 0; k < parameters(i).plan.matrices(); ++k, ++index)
+                check.require(tops[index] < infinity_bits, status_code::non_finite, "plan", "parameter", i,
+                              "coefficients that keep its direction finite");
     };
     if (spread) run(be.alone());
     else run(be);

@@ -91,7 +91,7 @@ template <matmul_backend B, class T, class Gradient, class Shadow> struct muon_c
     muon_schedule<parameter> schedule;
     step_gate const* gate;
     muon_options options;
-    uint32_t* tops;       ///< largest magnitude of each direction
+    uint32_t* tops;       ///< largest magnitude of each direction; infinity_bits where it was not finite afterwards
     step_change* changes; ///< of each matrix
     workspace scratch;    ///< of all workers
     int64_t scratch_each;
@@ -143,7 +143,11 @@ template <class Call, class T, class Shadow> struct muon_update_task {
             auto s = newton_schulz_carve<T>(call.be, plan, ws);
             newton_schulz_iteration iteration(call.be, plan, parameter_plan.options.coefficients, s);
             iteration.normalise(v.source, call.tops[at.index]);
-            iteration.run();
+            if (!iteration.run()) { // an unsafe set's work
+                call.tops[at.index] = infinity_bits;
+                call.changes[at.index] = {};
+                return;
+            }
             direction = s.x;
         }
         double const rate = static_cast<double>(call.options.learning_rate);

@@ -65,7 +65,7 @@ template <class T, class U, class O, matmul_backend B> struct newton_schulz_task
     view<U const, 3> u;
     view<O, 3> o;
     view<float, 1> error;
-    uint32_t const* tops;
+    uint32_t* tops; ///< of u; of a result that is not finite, infinity_bits
     workspace scratch; ///< of all workers
     int64_t scratch_each;
 
@@ -80,7 +80,10 @@ template <class T, class U, class O, matmul_backend B> struct newton_schulz_task
         auto s = newton_schulz_carve<T>(be, plan, {scratch.data + worker * scratch_each, scratch_each});
         newton_schulz_iteration<T, B> iteration(be, plan, set, s);
         iteration.normalise(matrix_source<U>{from}, tops[i]);
-        iteration.run();
+        if (!iteration.run()) {
+            tops[i] = infinity_bits;
+            return;
+        }
         be.for_rows(plan.rows, plan.columns, copy_row<T, O>{s.x, to});
         if (!error.absent()) iteration.measure_error(&error(i));
     }
@@ -107,7 +110,8 @@ int64_t newton_schulz_workspace(B const& be, int64_t row_count, int64_t column_c
 ///                a product, one to o.
 /// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (no coefficients; more than 64 steps of gram), unsupported
 ///                (form gram in bf16),
-///                small_workspace; non_finite (got: the first matrix that has a NaN or Inf): found before anything is written.
+///                small_workspace; non_finite (u; got: the first matrix that has a NaN or Inf): found before anything is written.
+///                An unsafe set may overflow: non_finite (options.coefficients; got: the first such matrix), of which nothing is written.
 /// Scale          O(c U) = O(U) bit for bit for every power of two c that neither overflows nor rounds an element of U: no epsilon.
 ///                Norms beyond FLT_MAX and below FLT_MIN are fine. A zero matrix gives +0. Odd: O(-U) = -O(U), bit for bit but for
 ///                zeros, which are +0 either way where a product sums to 0.
@@ -157,9 +161,11 @@ status newton_schulz(B const& be, view<U, 3> u, view<O, 3> o, newton_schulz_meas
         for_matrices(be, batch, spread, newton_schulz_largest_task<U_format, inner_backend>{inner, from, tops});
         for (int64_t i = 0; i < batch; ++i)
             check.require(tops[i] < infinity_bits, status_code::non_finite, "u", "matrix", i, "finite elements");
-        if (check.ok())
-            for_matrices(be, batch, spread, newton_schulz_task<T, U_format, O, inner_backend>{
-                                                inner, plan, options.coefficients, from, o, measures.orthogonality_error, tops, scratch, each});
+        if (!check.ok()) return;
+        for_matrices(be, batch, spread, newton_schulz_task<T, U_format, O, inner_backend>{
+                                            inner, plan, options.coefficients, from, o, measures.orthogonality_error, tops, scratch, each});
+        for (int64_t i = 0; i < batch; ++i)
+            check.require(tops[i] < infinity_bits, status_code::non_finite, "options.coefficients", "matrix", i, "a set that keeps it finite");
     };
     if (spread) run(be.alone());
     else run(be);
