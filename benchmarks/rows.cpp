@@ -16,7 +16,7 @@ using keel_bench::add;
 
 /// A matrix of numbers from -2 to 2, of codes other than NaN, or of scales of 1.
 template <class T> struct buffer {
-    std::vector<T> memory;
+    keel_bench::aligned_vector<T> memory;
     int64_t width;
     buffer(int64_t row_count, int64_t columns) : memory(static_cast<std::size_t>(row_count * columns)), width(columns) {
         constexpr std::size_t period = 2048;

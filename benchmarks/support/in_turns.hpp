@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -19,6 +20,17 @@
 #include <keel/backend/cpu/thread_pool.hpp>
 
 namespace keel_bench {
+
+/// Memory that begins on a cache line, as allocators of tensors give it.
+template <class T> struct aligned_allocator {
+    using value_type = T;
+    aligned_allocator() = default;
+    template <class U> aligned_allocator(aligned_allocator<U> const&) {}
+    T* allocate(std::size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t{64})); }
+    void deallocate(T* p, std::size_t) { ::operator delete(p, std::align_val_t{64}); }
+    bool operator==(aligned_allocator const&) const = default;
+};
+template <class T> using aligned_vector = std::vector<T, aligned_allocator<T>>;
 
 /// memcpy of half the bytes, so that all of them are moved, in one part a thread.
 class copying {
@@ -40,7 +52,7 @@ class copying {
             std::memcpy(self.own.to_.data() + first, self.own.from_.data() + first, static_cast<std::size_t>(last - first));
         }
     };
-    std::vector<char> from_, to_;
+    aligned_vector<char> from_, to_;
 };
 
 template <class Call> double seconds(int64_t times, Call const& call) {
