@@ -26,11 +26,16 @@ struct table_scales {
     }
 };
 
+/// fn(backend) with two threads.
+template <class Fn> void on_two_threads(Fn fn) {
+    static thread_pool const pool(2);
+    fn(cpu(pool));
+}
+
 } // namespace
 
 TEST_CASE("a plan changes no bit") {
     shape const s{75, 110, 517};
-    cpu<> const be;
     using service = keel::detail::cpu_matmul_service;
     matmul_plan const usual = plan_matmul<native_arch>(s.m, s.n, s.k);
     guarded_matrix<bf16> a(s.m, s.k, 0, floats(data_kind::normal, s.m * s.k, 1)),
@@ -39,18 +44,25 @@ TEST_CASE("a plan changes no bit") {
     REQUIRE(matmul(reference{}, a.view(), b.view(), want.view(), {}).ok());
     for (int64_t depth : {128, 256, 384, 640})
         for (int64_t rows : {1, 3, 100})
-            for (int64_t outer : {1, 2, 50}) {
-                matmul_plan plan = usual;
-                plan.depth = depth;
-                plan.block_rows = rows * plan.tile_rows, plan.block_columns = plan.tile_columns;
-                plan.outer_rows = outer * plan.block_rows, plan.outer_columns = outer * plan.block_columns;
-                CAPTURE(plan.text());
-                guarded_matrix<float> c(s.m, s.n, 0);
-                scratch ws(matmul_plan_bytes(plan, s.m, s.n, s.k));
-                product_set const set{layout_of(a.view()), layout_of(b.view()), layout_of(c.view()), 1, s.m, s.n, s.k};
-                service::run_planned<bf16, bf16, float>(be, set, plan, keel::detail::no_promotion{}, ws.get());
-                CHECK(differences(c.view(), want.view()) == 0);
-            }
+            for (int64_t outer : {1, 2, 50})
+                for (bool shared : {false, true}) {
+                    matmul_plan plan = usual;
+                    plan.depth = depth, plan.shared = shared;
+                    plan.block_rows = rows * plan.tile_rows, plan.block_columns = plan.tile_columns;
+                    plan.outer_rows = outer * plan.block_rows, plan.outer_columns = outer * plan.block_columns;
+                    CAPTURE(plan.text());
+                    on_two_threads([&](auto const& be) {
+                        guarded_matrix<float> c(s.m, s.n, 0);
+                        scratch ws(matmul_plan_bytes(plan, s.m, s.n, s.k));
+                        product_set const set{layout_of(a.view()), layout_of(b.view()), layout_of(c.view()), 1, s.m, s.n, s.k};
+                        service::run_planned<bf16, bf16, float>(be, set, plan, keel::detail::no_promotion{}, ws.get());
+                        CHECK(differences(c.view(), want.view()) == 0);
+                    });
+                }
+    // Small products are not worth a thread; a batch of them may be.
+    CHECK_FALSE(plan_matmul<native_arch>(64, 64, 64).shared);
+    CHECK(plan_matmul<native_arch>(64, 64, 64, 64).shared);
+    CHECK(plan_matmul<native_arch>(512, 512, 512).shared);
     CHECK(plan_matmul<native_arch>(300, 200, 100).text() == plan_matmul<native_arch>(300, 200, 100).text());
 }
 

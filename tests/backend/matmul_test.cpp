@@ -137,6 +137,40 @@ TEST_CASE("with beta = 0 the old C is not read, and -0 counts as 0") {
         });
 }
 
+TEMPLATE_TEST_CASE("beta * D with a D of its own is beta * C after a copy", "", float, bf16) {
+    using T = TestType;
+    for (shape s : {shape{13, 35, 20}, {1, 1, 3}, {40, 7, 300}, {25, 25, 0}, {29, 29, 700}})
+        for (layout how_c : layouts)
+            for (layout how_d : layouts)
+                for (product_form form : {product_form::full, product_form::symmetric}) {
+                    if (form == product_form::symmetric && s.m != s.n) continue;
+                    CAPTURE(s.m, s.n, s.k, static_cast<int>(how_c), static_cast<int>(how_d), static_cast<int>(form));
+                    laid_out<T> a(s.m, s.k, layout::plain, floats(data_kind::normal, s.m * s.k, 1));
+                    laid_out<T> b(s.k, s.n, layout::turned, floats(data_kind::normal, s.k * s.n, 2));
+                    auto const added = floats(data_kind::normal, s.m * s.n, 3);
+                    laid_out<T> d(s.m, s.n, how_d, added), want(s.m, s.n, layout::plain, added);
+                    matmul_options const options{.alpha = 0.7f, .beta = -1.3f, .form = form};
+                    REQUIRE(matmul(reference{}, a.view(), b.view(), want.view(), options).ok());
+                    keel_test::for_each_backend([&](std::string const& name, auto const& be) {
+                        CAPTURE(name);
+                        laid_out<T> c(s.m, s.n, how_c, floats(data_kind::with_nan, s.m * s.n, 4)), same(s.m, s.n, how_d, added);
+                        scratch ws(matmul_workspace(be, s.m, s.n, s.k));
+                        CHECK(matmul(be, a.view(), b.view(), d.view(), c.view(), options, ws.get()).ok());
+                        CHECK(differences(c.view(), want.view()) == 0);
+                        CHECK(c.untouched());
+                        CHECK(matmul(be, a.view(), b.view(), same.view(), same.view(), options, ws.get()).ok()); // D may be C
+                        CHECK(differences(same.view(), want.view()) == 0);
+                    });
+                }
+    // ... and D may be an operand, as in X = Q X + a X.
+    laid_out<T> q(9, 9, layout::plain, floats(data_kind::normal, 81, 1)), x(9, 20, layout::plain, floats(data_kind::normal, 180, 2));
+    laid_out<T> y(9, 20, layout::plain, floats(data_kind::normal, 180, 3)), want(9, 20, layout::plain, floats(data_kind::normal, 180, 2));
+    scratch ws(matmul_workspace(cpu<>{}, 9, 20, 9));
+    REQUIRE(matmul(reference{}, q.view(), x.view(), x.view(), y.view(), {.beta = 2.0f}).ok());
+    REQUIRE(matmul(cpu<>{}, q.view(), x.view(), x.view(), want.view(), {.beta = 2.0f}, ws.get()).ok());
+    CHECK(differences(y.view(), want.view()) == 0);
+}
+
 TEMPLATE_TEST_CASE("the symmetric form computes the lower triangle and mirrors it", "", float, bf16) {
     using T = TestType;
     for (int64_t n : {0, 1, 2, 15, 16, 17, 33, 64, 100, 131})
@@ -270,6 +304,8 @@ TEST_CASE("wrong arguments come back as a status, and nothing is written") {
     CHECK(matmul(be, a, b, rows(static_cast<float*>(nullptr), 4, 5), {}, ws).code == status_code::bad_pointer);
     CHECK(matmul(be, a, b, rows(z.data(), 4, 5, 3), {}, ws).code == status_code::bad_stride);
     CHECK(matmul(be, a, b, rows(x.data() + 20, 4, 5), {}, ws).code == status_code::overlap);
+    CHECK(matmul(be, a, b, rows(y.data(), 4, 4), c, {}, ws).message() == "matmul: d has columns = 4, wanted 5 (bad_shape)");
+    CHECK(matmul(be, a, b, rows(z.data() + 1, 4, 5), c, {}, ws).code == status_code::overlap);
     CHECK(matmul(be, a, b, c, {}, {}).code == status_code::small_workspace);
     CHECK(matmul(be, a, b, c, {}, {}).message() == "matmul: workspace has bytes = 0, wanted " +
                                                        std::to_string(matmul_workspace(be, 4, 5, 6)) +

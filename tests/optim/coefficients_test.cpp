@@ -53,6 +53,16 @@ struct of_ones_own {
 };
 static_assert(compiles<of_ones_own, bf16>);
 
+// a + B falls to 0.013 where B is -3.99: enough in exact arithmetic and in f16, not beside bf16's rounding of B, which is up to 0.0156.
+struct near_cancellation {
+    static constexpr char const *name = "near_cancellation", *source = "this test";
+    static constexpr keel::newton_schulz_term listed[] = {{4.0, -8.93, 5.0}};
+    static constexpr int default_steps = 1;
+    static constexpr keel::longer_run more = keel::longer_run::cycle;
+};
+static_assert(keel::bounds_of(keel::unrolled<near_cancellation, 1>.step, 1, 0.0).positive);
+static_assert(keel::certificate<near_cancellation, f16, 1>.positive && !keel::certificate<near_cancellation, bf16, 1>.positive);
+
 struct range {
     double low = 1e300, high = -1e300;
 };

@@ -3,7 +3,7 @@
 // The order is part of the contract, so that the bits do not depend on instruction set, threads, blocking or batching:
 //
 //     acc = +0;  k ascending:  acc = fma(a[i,k], b[k,j], acc)      one chain an element, fp32, never split
-//     c[i,j] = beta == 0 ? alpha * acc : fma(alpha, acc, beta * c[i,j])
+//     c[i,j] = beta == 0 ? alpha * acc : fma(alpha, acc, beta * d[i,j])         d is c unless it is given
 //
 // Where A and B are both bf16, k goes by pairs, the odd element first (1, 0, 3, 2, ...), as hardware bf16 dots do; an odd k
 // ends with a pair whose odd element is zero. The plain words of all this are backend/reference_matmul.hpp.
@@ -103,6 +103,18 @@ matmul(Backend const& be, view<A, 2> a, view<B, 2> b, view<C, 2> c, matmul_optio
     product_set const set{layout_of(a), layout_of(b), layout_of(c), 1,      a.extent[0], b.extent[1],
                           a.extent[1],  nullptr,      ragged::none, options};
     return detail::run_products<A, B, C>(be, detail::check_product(a, b, c, options), set, ws);
+}
+
+/// C = alpha * A * B + beta * D, so that nothing is copied first. Shapes d [m, n], any strides, in C's format; a, b and d may share memory,
+/// c shares none with them unless d is c. Symmetric: d is symmetric too. The rest as above.
+template <matmul_backend Backend, class A, class B, class D, class C>
+    requires std::is_same_v<std::remove_const_t<D>, C>
+status matmul(Backend const& be, view<A, 2> a, view<B, 2> b, view<D, 2> d, view<C, 2> c, matmul_options options = {}, workspace ws = {}) {
+    validation check = detail::check_product(a, b, c, options);
+    check.shape("d", d, c.extent[0], c.extent[1]).disjoint_or_same("c", c, d);
+    product_set const set{layout_of(a), layout_of(b),  layout_of(c),       1, a.extent[0], b.extent[1], a.extent[1], nullptr,
+                          ragged::none, options, layout_of(d)};
+    return detail::run_products<A, B, C>(be, check, set, ws);
 }
 
 /// A batch: c[i] = alpha * a[i] * b[i] + beta * c[i]. Shapes a [batch, m, k], b [batch, k, n], c [batch, m, n]; a or b may be shared

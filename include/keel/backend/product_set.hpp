@@ -13,7 +13,7 @@ enum class product_form : uint8_t { full, symmetric };
 
 struct matmul_options {
     float alpha = 1.0f;
-    float beta = 0.0f; ///< at 0, C is not read
+    float beta = 0.0f; ///< at 0, what it multiplies is not read
     product_form form = product_form::full;
 };
 
@@ -32,12 +32,13 @@ struct operand_layout {
     KEEL_FN operand_layout transposed() const { return {data, element_bytes, item, column, row}; }
 };
 
-/// One product of a set: C[m, n] = alpha * A[m, k] * B[k, n] + beta * C.
+/// One product of a set: C[m, n] = alpha * A[m, k] * B[k, n] + beta * D.
 struct one_product {
     void const* a;
     void const* b;
     void* c;
     int64_t m, n, k;
+    void const* d;
 };
 
 /// `count` products that share strides, formats and options. The formats are known to whoever made it.
@@ -48,7 +49,9 @@ struct product_set {
     int64_t const* offsets = nullptr;
     ragged cut = ragged::none;
     matmul_options options = {};
+    operand_layout d = {}; ///< in C's format; without data: C itself
 
+    KEEL_FN operand_layout const& added() const { return d.data == nullptr ? c : d; }
     KEEL_FN one_product at(int64_t i) const {
         int64_t const first = cut == ragged::none ? 0 : offsets[i];
         int64_t const size = cut == ragged::none ? 0 : offsets[i + 1] - first;
@@ -59,12 +62,13 @@ struct product_set {
                 const_cast<void*>(c.at(i, row, column)),
                 cut == ragged::rows ? size : m,
                 cut == ragged::columns ? size : n,
-                cut == ragged::depth ? size : k};
+                cut == ragged::depth ? size : k,
+                added().at(i, row, column)};
     }
     /// The same products as C^T = B^T A^T. Each element is the same chain: fma does not mind which factor comes first.
     KEEL_FN product_set transposed() const {
         product_set t = *this;
-        t.a = b.transposed(), t.b = a.transposed(), t.c = c.transposed();
+        t.a = b.transposed(), t.b = a.transposed(), t.c = c.transposed(), t.d = d.transposed();
         t.m = n, t.n = m;
         if (cut == ragged::rows) t.cut = ragged::columns;
         if (cut == ragged::columns) t.cut = ragged::rows;

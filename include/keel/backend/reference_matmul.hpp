@@ -2,7 +2,7 @@
 //
 //     acc = +0
 //     for k ascending:  acc = fma(a[k], b[k], acc)
-//     c = beta == 0 ? alpha * acc : fma(alpha, acc, beta * c)
+//     c = beta == 0 ? alpha * acc : fma(alpha, acc, beta * d)
 //
 // With both operands bf16, k goes by pairs: first the odd element, then the even one; an odd k ends with a pair whose odd element
 // is 0 * 0. Hardware bf16 dots take this order too (and flush subnormals, which this does not). A NaN is stored as the one NaN.
@@ -49,13 +49,14 @@ template <class A, class B, class C, class Chain> void run_chains(product_set co
         one_product const p = set.at(item);
         chain_operands<A, B> const operands{set, p};
         auto const c = [&](int64_t i, int64_t j) { return static_cast<C*>(p.c) + i * set.c.row + j * set.c.column; };
+        auto const d = [&](int64_t i, int64_t j) { return static_cast<C const*>(p.d) + i * set.added().row + j * set.added().column; };
         bool const symmetric = set.options.form == product_form::symmetric;
         for (int64_t i = 0; i < p.m; ++i)
             for (int64_t j = 0; j < (symmetric ? i + 1 : p.n); ++j) {
                 float const acc = chain(item, operands, i, j);
                 float const alpha = set.options.alpha, beta = set.options.beta;
                 bool const reads = (bits(beta) & magnitude_mask) != 0;
-                store_element(c(i, j), reads ? fma(alpha, acc, mul(beta, load_element(c(i, j)))) : mul(alpha, acc));
+                store_element(c(i, j), reads ? fma(alpha, acc, mul(beta, load_element(d(i, j)))) : mul(alpha, acc));
                 if (symmetric) *c(j, i) = *c(i, j);
             }
     }

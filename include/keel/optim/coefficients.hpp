@@ -196,6 +196,8 @@ KEEL_HOST constexpr double scalar_step(newton_schulz_step const& p, double s) {
 
 /// Interval propagation from [0, 1 + margin], each image widened by the margin. A step's map s q(s^2) is positive where the
 /// quadratic q is, whose minimum lies at an end or at its vertex; its maximum lies at the end or where 5c t^2 + 3b t + a = 0.
+/// q = a + B with B = b t + c t^2 stored in T: where the two nearly cancel, B's rounding, half a margin of its largest magnitude, has
+/// to leave q above 0 as well.
 KEEL_HOST constexpr map_bounds bounds_of(newton_schulz_step const* steps, int count, double margin) {
     map_bounds out;
     double high = 1.0 + margin;
@@ -204,7 +206,9 @@ KEEL_HOST constexpr map_bounds bounds_of(newton_schulz_step const* steps, int co
         double const a = static_cast<double>(p.a), b = static_cast<double>(p.b), c = static_cast<double>(p.c), end = high * high;
         double least = a < a + end * (b + end * c) ? a : a + end * (b + end * c);
         if (c > 0.0 && b < 0.0 && -b < 2.0 * c * end) least = least < a - b * b / (4.0 * c) ? least : a - b * b / (4.0 * c);
-        out.positive = out.positive && least > 0.0;
+        double const below = a - least, at_end = end * (b + end * c); // B's extremes are at 0, at the end and at the vertex
+        double const stored = below > at_end ? below : at_end;
+        out.positive = out.positive && least > 0.5 * margin * stored;
 
         double most = scalar_step(p, high);
         auto const consider = [&](double t) {

@@ -116,7 +116,7 @@ template <class T, matmul_backend B> class newton_schulz_iteration {
                 fresh = false;
             } else { // Q Z + a Q = P Z + diagonal Z + a P, and a diagonal beside it
                 be_.for_rows(p.extent[0], p.extent[1], polynomial_row{step.a, p, diagonal, z, spare});
-                product(p, z, spare, {.alpha = 1.0f, .beta = 1.0f, .form = product_form::symmetric});
+                product(p, z, spare, spare, {.alpha = 1.0f, .beta = 1.0f, .form = product_form::symmetric});
                 exchange(p, spare);
                 diagonal *= step.a;
             }
@@ -142,20 +142,18 @@ template <class T, matmul_backend B> class newton_schulz_iteration {
         [[maybe_unused]] status const s = matmul_promoted<T, T, T>(be_, set, promotion<unit_scale, unit_scale>{gram_slice(m), {}, {}}, s_.products);
         KEEL_ASSERT(s.ok());
     }
-    /// out = alpha a b + beta c, all n x n polynomials of one symmetric matrix. out shares no memory with a and b.
+    /// out = alpha a b + beta c, all n x n polynomials of one symmetric matrix. out shares no memory with them.
     void square_product(view<T, 2> a, view<T, 2> b, view<T, 2> out, view<T, 2> c, float alpha, float beta) {
-        copy(c, out);
-        product(a, b, out, {.alpha = alpha, .beta = beta, .form = form_of_squares()});
+        product(a, b, c, out, {.alpha = alpha, .beta = beta, .form = form_of_squares()});
     }
     /// X = q X + diagonal X.
     void apply(view<T, 2> q, float diagonal) {
         bool const wide = plan_.rows <= plan_.columns;
-        copy(s_.x, s_.y);
-        product(wide ? q : s_.x, wide ? s_.x : q, s_.y, {.alpha = 1.0f, .beta = diagonal});
+        product(wide ? q : s_.x, wide ? s_.x : q, s_.x, s_.y, {.alpha = 1.0f, .beta = diagonal});
         exchange(s_.x, s_.y);
     }
-    void product(view<T, 2> a, view<T, 2> b, view<T, 2> c, matmul_options options) {
-        [[maybe_unused]] status const s = matmul(be_, a, b, c, options, s_.products);
+    void product(view<T, 2> a, view<T, 2> b, view<T, 2> d, view<T, 2> c, matmul_options options) {
+        [[maybe_unused]] status const s = matmul(be_, a, b, d, c, options, s_.products);
         KEEL_ASSERT(s.ok());
     }
     void copy(view<T, 2> from, view<T, 2> to) { be_.for_rows(from.extent[0], from.extent[1], copy_row<T, T>{from, to}); }

@@ -155,10 +155,11 @@ template <class Arch, class Promotion> struct product_group {
     }
 
     KEEL_FN void finish(product_piece const& piece, tile_position const& at, float const* tile) const {
-        int64_t const offset = at.row * set.c.row + at.column * set.c.column;
-        functions.finish(tile, at.rows, at.columns,
-                         static_cast<std::byte*>(piece.product.c) + offset * set.c.element_bytes, set.c.row,
-                         set.c.column, set.options.alpha, set.options.beta);
+        operand_layout const &c = set.c, &d = set.added();
+        int64_t const bytes = c.element_bytes;
+        tile_target const to{static_cast<std::byte*>(piece.product.c) + (at.row * c.row + at.column * c.column) * bytes, c.row, c.column,
+                             static_cast<std::byte const*>(piece.product.d) + (at.row * d.row + at.column * d.column) * bytes, d.row, d.column};
+        functions.finish(tile, at.rows, at.columns, to, set.options.alpha, set.options.beta);
     }
 };
 
@@ -181,8 +182,10 @@ struct chunk_runner {
     void (*call)(void const* backend, int64_t chunks, chunk_task task);
     bool alone; ///< chunks run one after the other
 
-    template <class Backend> KEEL_FN static chunk_runner of(Backend const& be) {
-        return {&be, &call_run<Backend>, be.concurrency() == 1};
+    /// With the backend's threads, or by the caller alone.
+    template <class Backend> KEEL_FN static chunk_runner of(Backend const& be, bool shared) {
+        if (shared) return {&be, &call_run<Backend>, be.concurrency() == 1};
+        return {&be, [](void const*, int64_t chunks, chunk_task task) { serial{}.run(chunks, task); }, true};
     }
     KEEL_FN void run(int64_t chunks, chunk_task task) const { call(backend, chunks, task); }
 
@@ -239,12 +242,12 @@ struct cpu_matmul_service {
     }
     template <class A, class B, class C, class Arch, class E>
     static void run(cpu<Arch, E> const& be, product_set const& set, keel::workspace ws) {
-        run_planned<A, B, C>(be, set, plan_matmul<Arch>(set.m, set.n, set.k), no_promotion{}, ws);
+        run_planned<A, B, C>(be, set, plan_of<Arch>(set), no_promotion{}, ws);
     }
     template <class A, class B, class C, class Arch, class E, class ScaleA, class ScaleB>
     static void run_promoted(cpu<Arch, E> const& be, product_set const& set, promotion<ScaleA, ScaleB> const& scales,
                              keel::workspace ws) {
-        matmul_plan const plan = for_scale_blocks(plan_matmul<Arch>(set.m, set.n, set.k), scales.length);
+        matmul_plan const plan = for_scale_blocks(plan_of<Arch>(set), scales.length);
         run_planned<A, B, C>(be, set, plan, scaled_promotion<ScaleA, ScaleB>{scales}, ws);
     }
     /// With a plan of the caller's. A C with adjacent rows is computed as C^T, whose columns are adjacent.
@@ -253,13 +256,17 @@ struct cpu_matmul_service {
                             Promotion const& promote, keel::workspace ws) {
         bool const turn = set.c.column != 1 && set.c.row == 1 && set.options.form == product_form::full;
         if (turn)
-            multiply_set<Arch>(chunk_runner::of(be), set.transposed(), plan, functions_for<Arch, B, A, C>(),
+            multiply_set<Arch>(chunk_runner::of(be, plan.shared), set.transposed(), plan, functions_for<Arch, B, A, C>(),
                                promote.transposed(), ws);
         else
-            multiply_set<Arch>(chunk_runner::of(be), set, plan, functions_for<Arch, A, B, C>(), promote, ws);
+            multiply_set<Arch>(chunk_runner::of(be, plan.shared), set, plan, functions_for<Arch, A, B, C>(), promote, ws);
     }
 
 private:
+    /// Offsets cut what m, n or k say as a whole.
+    template <class Arch> KEEL_FN static matmul_plan plan_of(product_set const& set) {
+        return plan_matmul<Arch>(set.m, set.n, set.k, set.cut == ragged::none ? set.count : 1);
+    }
     template <class Arch, class A, class B, class C> KEEL_FN static tile_functions functions_for() {
         constexpr bool pairs = takes_pairs<A, B>;
         return {&pack_strip<Arch, A, pairs, tile_rows<Arch>>, &pack_strip<Arch, B, pairs, tile_columns<Arch>>,

@@ -1,4 +1,4 @@
-// How a matrix product is cut into blocks. A plan depends on the shape and the architecture, never on the thread count, and
+// How products are cut into blocks. A plan depends on the shapes and the architecture, never on the thread count, and
 // no plan changes a bit of the result: every element is one chain over k, whatever the blocks.
 //
 //   for each group of pieces              a piece: at most outer_rows x outer_columns of one product's C
@@ -19,11 +19,12 @@ struct matmul_plan {
     int64_t depth = 0;                         ///< k in one packed block
     int64_t block_rows = 0, block_columns = 0; ///< of C in one task
     int64_t outer_rows = 0, outer_columns = 0; ///< of C packed at once
+    bool shared = true;                        ///< by the backend's threads; small products end before a thread is woken
 
     KEEL_FN std::string text() const {
         return "tile " + std::to_string(tile_rows) + "x" + std::to_string(tile_columns) + ", depth " +
                std::to_string(depth) + ", block " + std::to_string(block_rows) + "x" + std::to_string(block_columns) +
-               ", outer " + std::to_string(outer_rows) + "x" + std::to_string(outer_columns);
+               ", outer " + std::to_string(outer_rows) + "x" + std::to_string(outer_columns) + (shared ? ", shared" : ", by the caller");
     }
 };
 
@@ -71,8 +72,11 @@ KEEL_FN packed_sizes sizes_of_piece(matmul_plan const& plan, int64_t m, int64_t 
 }
 } // namespace detail
 
-/// The plan for products of [m, k] by [k, n]. How many small ones are packed at once is what the workspace has room for.
-template <class Arch> KEEL_FN matmul_plan plan_matmul(int64_t m, int64_t n, int64_t k) {
+/// Flops from which on threads share them: some 25 microseconds of one core's, several times what waking another takes.
+inline constexpr double smallest_shared = 0x1p21;
+
+/// The plan for `count` products of [m, k] by [k, n]. How many small ones are packed at once is what the workspace has room for.
+template <class Arch> KEEL_FN matmul_plan plan_matmul(int64_t m, int64_t n, int64_t k, int64_t count = 1) {
     using namespace detail;
     matmul_plan plan;
     plan.tile_rows = tile_rows<Arch>;
@@ -82,6 +86,7 @@ template <class Arch> KEEL_FN matmul_plan plan_matmul(int64_t m, int64_t n, int6
     plan.block_rows = round_up(48, plan.tile_rows);
     plan.block_columns = round_up(512, plan.tile_columns);
     plan.outer_rows = plan.outer_columns = largest_outer;
+    plan.shared = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(count) >= smallest_shared;
     return plan;
 }
 

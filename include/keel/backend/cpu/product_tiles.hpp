@@ -12,8 +12,15 @@ struct tile_position {
     int64_t item, row, column, rows, columns;
 };
 
-using finish_function = void (*)(float const* tile, int64_t rows, int64_t columns, void* c, int64_t row_stride,
-                                 int64_t column_stride, float alpha, float beta);
+/// Where a tile's part of C lies, and the part of D that beta multiplies. Strides in elements.
+struct tile_target {
+    void* c;
+    int64_t row_stride, column_stride;
+    void const* d;
+    int64_t d_row_stride, d_column_stride;
+};
+
+using finish_function = void (*)(float const* tile, int64_t rows, int64_t columns, tile_target const& to, float alpha, float beta);
 using mirror_function = void (*)(void* c, int64_t row_stride, int64_t column_stride, int64_t n, int64_t first_row);
 
 /// The functions of a product that know its formats; all else is compiled once an architecture.
@@ -81,38 +88,38 @@ template <class C, class F> KEEL_FN void store_encoded_partial(C* p, F const& v,
         store_words_partial(&p->bits, encode_words<C>(v), n);
 }
 
-/// C = alpha * tile, or fma(alpha, tile, beta * C); one rounding into C's format, one NaN.
-template <class A, class C> KEEL_FLATTEN void finish_tile(float const* tile, int64_t rows, int64_t columns, void* c,
-                                                          int64_t row_stride, int64_t column_stride, float alpha,
-                                                          float beta) {
+/// C = alpha * tile, or fma(alpha, tile, beta * D); one rounding into C's format, one NaN.
+template <class A, class C>
+KEEL_FLATTEN void finish_tile(float const* tile, int64_t rows, int64_t columns, tile_target const& to, float alpha, float beta) {
     using F = pack<A>;
     constexpr int w = A::width, width = tile_columns<A>;
     F const scale(alpha), keep(beta);
+    bool const adds = (bits(beta) & magnitude_mask) != 0, adjacent = to.column_stride == 1 && (!adds || to.d_column_stride == 1);
     auto const each_row = [&](auto const& last_step) {
         for (int64_t i = 0; i < rows; ++i) {
-            C* const row = static_cast<C*>(c) + i * row_stride;
+            C* const row = static_cast<C*>(to.c) + i * to.row_stride;
+            C const* const old = static_cast<C const*>(to.d) + i * to.d_row_stride;
             float const* const sums = tile + i * width;
-            if (column_stride == 1 && columns == width) {
+            if (adjacent && columns == width) {
                 repeat<width / w>([&](auto v) {
                     store_encoded(row + v * w,
-                                  last_step(load<F>(sums + v * w), [&] { return load_decoded<F>(row + v * w); }));
+                                  last_step(load<F>(sums + v * w), [&] { return load_decoded<F>(old + v * w); }));
                 });
-            } else if (column_stride == 1) {
+            } else if (adjacent) {
                 for (int64_t j = 0; j < columns; j += w) {
                     int64_t const left = smaller(columns - j, w);
                     store_encoded_partial(
-                        row + j, last_step(load<F>(sums + j), [&] { return load_decoded_partial<F>(row + j, left); }),
+                        row + j, last_step(load<F>(sums + j), [&] { return load_decoded_partial<F>(old + j, left); }),
                         left);
                 }
             } else {
-                for (int64_t j = 0; j < columns; ++j) {
-                    C* const p = row + j * column_stride;
-                    store_encoded_partial(p, last_step(F(sums[j]), [&] { return load_decoded_partial<F>(p, 1); }), 1);
-                }
+                for (int64_t j = 0; j < columns; ++j)
+                    store_encoded_partial(row + j * to.column_stride,
+                                          last_step(F(sums[j]), [&] { return load_decoded_partial<F>(old + j * to.d_column_stride, 1); }), 1);
             }
         }
     };
-    if ((bits(beta) & magnitude_mask) == 0)
+    if (!adds)
         each_row([&](F const& acc, auto const&) { return mul(scale, acc); });
     else
         each_row([&](F const& acc, auto const& old) { return fma(scale, acc, mul(keep, old())); });
