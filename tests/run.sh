@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds and runs keel's tests:
 #   tests/run.sh          g++ in full; clang++ with sanitizers on the core; the same bits at every level; nvcc where it is
-#   tests/run.sh --all    besides: exhaustive sweeps, clang++ in full, every sanitizer over everything, debug, clang-tidy
+#   tests/run.sh --all    besides: exhaustive sweeps, clang++'s sanitizers over everything, clang++ -O2, debug, clang-tidy
 #   tests/run.sh --list   the steps, without running them
 # KEEL_JOBS: how many jobs at once (default: all cores). Everything is built under build/.
 set -u
@@ -116,14 +116,9 @@ some() {
     done
     build "$preset" "${targets[@]}" && run_tests "$preset" -R "^($pattern)\$"
 }
-sanitize() {
+with_clang() {
     have clang++ || { echo "clang++ is not installed: skipped"; return 77; }
     some "$@"
-}
-
-full() { # PRESET: everything built, all unit tests and scripts
-    case $1 in clang-*) have clang++ || { echo "clang++ is not installed: skipped"; return 77; } ;; esac
-    build "$1" && run_tests "$1"
 }
 
 cuda() {
@@ -151,18 +146,19 @@ mapfile -t every_folder < <(find tests -mindepth 2 -maxdepth 2 -name '*.cpp' ! -
 if [ $all = no ]; then
     step "g++: build" build quick
     step "g++: tests" run_tests quick
-    step "clang++: address and undefined behaviour" sanitize asan-ubsan "${core_folders[@]}"
-    step "clang++: threads" sanitize tsan backend
+    step "clang++: address and undefined behaviour" with_clang asan-ubsan "${core_folders[@]}"
+    step "clang++: threads" with_clang tsan backend
     step "the same bits at every level" python3 tests/bits/run.py --jobs "$jobs"
     step "nvcc: CUDA kernels" cuda
 else
     step "g++ -O2: build" build gcc-release
     step "g++ -O2: all tests, with exhaustive sweeps" env KEEL_EXHAUSTIVE=1 ctest --preset gcc-release --parallel "$jobs"
-    step "clang++: build and tests" full clang-release
-    step "clang++: address and undefined behaviour" sanitize asan-ubsan "${every_folder[@]}"
-    step "clang++: threads" sanitize tsan $(printf '%s\n' "${every_folder[@]}" | grep -Ev "$threadless")
+    # Of everything clang++ makes the sanitizers' builds; its optimised kernels are those of the same-bits step.
+    step "clang++ -O2: the core and tiny_lm" with_clang clang-release "${core_folders[@]}" guard interop tiny_lm
+    step "clang++: address and undefined behaviour" with_clang asan-ubsan "${every_folder[@]}"
+    step "clang++: threads" with_clang tsan $(printf '%s\n' "${every_folder[@]}" | grep -Ev "$threadless")
     # The sanitizers' builds have assertions too, of every folder; left are g++ and the packs of the lesser instruction sets.
-    step "g++ -O0, assertions: every pack" some debug "${core_folders[@]}" quantize norm
+    step "g++ -O0, assertions: every pack" some debug "${core_folders[@]}" norm
     step "the same bits at every level, both compilers" python3 tests/bits/run.py --all --jobs "$jobs"
     step "all floats to every format, at every level" python3 tests/sweep/sweep.py --jobs "$jobs"
     step "nvcc: CUDA kernels" cuda

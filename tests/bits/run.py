@@ -3,8 +3,8 @@
 level, runs what this machine executes (AArch64 under qemu), and requires equal lines. What cannot run is skipped aloud.
 
 By default each level is built once, by compilers and optimisation in turn, and runs the reference and its own architecture;
---all builds each with both compilers, and runs every backend in each. The objects of one program at different levels must
-also share no weak symbol of keel."""
+--all builds each with both compilers, and runs every backend and every lesser pack in one of them. The objects of one program at
+different levels must also share no weak symbol of keel."""
 import itertools
 import pathlib
 import platform
@@ -32,8 +32,9 @@ ARM_LEVELS = [("armv8-a", ["-march=armv8-a"], set())]
 class build:
     """One program for one level: how it is compiled and started."""
 
-    def __init__(self, program, level, compiler, optimisation, start=()):
+    def __init__(self, program, level, compiler, optimisation, start=(), every_backend=False):
         self.program, self.level, self.compiler, self.optimisation, self.start = program, level, compiler, optimisation, start
+        self.every_backend = every_backend
         self.label = f"{level[0]} {compiler} -{optimisation}"
 
 
@@ -59,7 +60,8 @@ def plan(programs, options):
     for program in programs:
         for at, level in enumerate(here_executed):
             chosen = zip(compilers, ("O2", "O1") if at % 2 == 0 else ("O1", "O2")) if options.all else [turns[at % len(turns)]]
-            builds += [build(program, level, compiler, optimisation) for compiler, optimisation in chosen]
+            builds += [build(program, level, compiler, optimisation, (), options.all and level == here_executed[-1] and compiler == compilers[0])
+                       for compiler, optimisation in chosen]
         for level, compiler, start in foreign:
             builds += [build(program, level, compiler, o, start) for o in (("O1", "O2") if options.all else ("O1",))]
     return builds
@@ -91,7 +93,7 @@ def make(job, options):
     includes = house.include_flags(options.xsimd) if not job.start else options.foreign
     launcher = ["env", f"CCACHE_BASEDIR={house.root}", shutil.which("ccache")] if shutil.which("ccache") else []
     compile_command = [*launcher, job.compiler, "-std=c++20", f"-{job.optimisation}", "-DNDEBUG", *job.level[1],
-                       *([] if options.all else ["-DKEEL_NATIVE_ONLY"]),
+                       *([] if job.every_backend else ["-DKEEL_NATIVE_ONLY"]),
                        *house.WARNINGS, *includes, "-I", str(here.parent), "-c", job.program, "-o", target]
     link_command = [job.compiler, target, "-o", binary, "-pthread", *(["-static"] if job.start else [])]
     for command in (compile_command, link_command):
@@ -131,7 +133,7 @@ def compare(results):
 
 def main():
     parser = house.arguments()
-    parser.add_argument("--all", action="store_true", help="both compilers for each level, and every backend in each")
+    parser.add_argument("--all", action="store_true", help="both compilers for each level, and every backend in one build")
     parser.add_argument("--only", default="", help="the programs whose name contains this")
     options = parser.parse_args()
     programs = [p for p in sorted(here.glob("*.cpp")) if options.only in p.name]
