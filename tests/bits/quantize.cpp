@@ -32,12 +32,12 @@ void layouts() {
             guarded_matrix<keel::bf16> x(rows, columns, 1, floats(kind, rows * columns, 1));
             guarded_matrix<keel::e4m3> codes(rows, columns, 1), turned(columns, rows, 1);
             guarded_matrix<keel::e8m0> tiles(1, keel::swizzled_size(rows, 9)), down(5, columns);
-            std::vector<keel::block_events> events(131 * 9);
+            keel::block_events events[131 * 9] = {}; // a vector of them would be a weak symbol of every level
             blocks const q{codes.view(), keel::swizzled(tiles.view().data, rows, 9)};
-            keel::quantize<keel::overflow::saturate>(be, x.view(), q, {}, nullptr, keel::rows(events.data(), rows, 9)).or_throw();
+            keel::quantize<keel::overflow::saturate>(be, x.view(), q, {}, nullptr, keel::rows(&events[0], rows, 9)).or_throw();
             keel::quantize<keel::overflow::saturate>(
                 be, x.view(), keel::block_scaled<keel::e4m3, keel::e8m0_scale, 32, 1>{keel::transposed(turned.view()), down.view()}).or_throw();
-            d.add(codes), d.add(turned), d.add(tiles), d.add(down), d.add(events.data(), events.size() * sizeof events[0]);
+            d.add(codes), d.add(turned), d.add(tiles), d.add(down), d.add(&events[0], sizeof events);
             keel::quantize_stochastic<keel::overflow::saturate>(be, x.view(), q, {.key = {.seed = 5, .step = 1}}).or_throw();
             d.add(codes);
         });
