@@ -93,7 +93,7 @@ template <> struct word_machine<arch::avx2> {
     /// p = max(p, floats of bf16 words), magnitudes.
     KEEL_FN static void raise(float* p, i words) {
         __m128i const half[] = {_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)};
-        for (int h = 0; h < 2; ++h) {
+        for (int64_t h = 0; h < 2; ++h) {
             i const own = shl32<16>(_mm256_cvtepu16_epi32(half[h]));
             i* const to = reinterpret_cast<i*>(p + 8 * h);
             _mm256_store_si256(to, max32(own, _mm256_load_si256(to)));
@@ -204,7 +204,7 @@ template <> struct word_machine<arch::avx512> {
     }
     KEEL_FN static void raise(float* p, i words) {
         __m256i const half[] = {_mm512_castsi512_si256(words), _mm512_maskz_extracti64x4_epi64(0xff, words, 1)};
-        for (int h = 0; h < 2; ++h) {
+        for (int64_t h = 0; h < 2; ++h) {
             i const own = shl32<16>(_mm512_maskz_cvtepu16_epi32(0xffff, half[h]));
             _mm512_store_si512(p + 16 * h, max32(own, _mm512_load_si512(p + 16 * h)));
         }
