@@ -18,10 +18,10 @@ inline constexpr int64_t most_candidates = 64;
 template <int Lanes, class A, class Keys>
 KEEL_FN uint32_t bound_of_top(cpu_row_group<A> const& g, int64_t n, int64_t k, Keys const& keys, uint32_t* words) {
     using U = bits_pack<A>;
-    constexpr int width = A::width, registers = Lanes / width;
+    constexpr int64_t width = A::width, registers = Lanes / width;
     U top[std::size_t{registers}];
-    for (int r = 0; r < registers; ++r) top[r] = U(0u);
-    auto const take = [&](int r, auto at) {
+    for (int64_t r = 0; r < registers; ++r) top[r] = U(0u);
+    auto const take = [&](int64_t r, auto at) {
         U const own = keys.of(g, at).primary;
         if constexpr (std::is_same_v<decltype(at), at_full>) store_words(words + at.i, own);
         else store_words_partial(words + at.i, own, at.count);
@@ -29,8 +29,8 @@ KEEL_FN uint32_t bound_of_top(cpu_row_group<A> const& g, int64_t n, int64_t k, K
     };
     int64_t i = 0;
     for (; i + Lanes <= n; i += Lanes)
-        for (int r = 0; r < registers; ++r) take(r, at_full{i + r * width});
-    for (int r = 0; r < registers && i + r * width < n; ++r) {
+        for (int64_t r = 0; r < registers; ++r) take(r, at_full{i + r * width});
+    for (int64_t r = 0; r < registers && i + r * width < n; ++r) {
         int64_t const left = n - i - r * width;
         if (left >= width) take(r, at_full{i + r * width});
         else if constexpr (width > 1) take(r, at_tail{i + r * width, left});
@@ -38,11 +38,11 @@ KEEL_FN uint32_t bound_of_top(cpu_row_group<A> const& g, int64_t n, int64_t k, K
 
     alignas(64) uint32_t line[std::size_t{Lanes}];
     U ahead[std::size_t{registers}]; // how many lanes are larger
-    for (int r = 0; r < registers; ++r) store_words(&line[r * width], top[r]), ahead[r] = U(0u);
+    for (int64_t r = 0; r < registers; ++r) store_words(&line[r * width], top[r]), ahead[r] = U(0u);
     for (int lane = 0; lane < Lanes; ++lane)
-        for (int r = 0; r < registers; ++r) ahead[r] = ahead[r] + select(gt(U(line[lane]), top[r]), U(1u), U(0u));
+        for (int64_t r = 0; r < registers; ++r) ahead[r] = ahead[r] + select(gt(U(line[lane]), top[r]), U(1u), U(0u));
     U inverse(0u); // of the least lane that has fewer than k ahead
-    for (int r = 0; r < registers; ++r)
+    for (int64_t r = 0; r < registers; ++r)
         inverse = umax(inverse, select(gt(U(static_cast<uint32_t>(k)), ahead[r]), top[r] ^ U(0xffffffffu), U(0u)));
     return ~max_word(inverse);
 }
