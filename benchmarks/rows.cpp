@@ -2,6 +2,8 @@
 // The sizes count all bytes that a call moves, read and written, each once.
 #include "support/in_turns.hpp"
 
+#include <cmath>
+
 #include <keel/format/bf16.hpp>
 #include <keel/format/float32.hpp>
 #include <keel/nn/cross_entropy.hpp>
@@ -14,7 +16,7 @@ namespace {
 using namespace keel;
 using keel_bench::add;
 
-/// A matrix of numbers from -2 to 2, of codes other than NaN, or of scales of 1.
+/// A matrix of numbers from -2 to 2, of codes other than NaN, or of e8m0 scales of 1.
 template <class T> struct buffer {
     keel_bench::aligned_vector<T> memory;
     int64_t width;
@@ -50,7 +52,10 @@ template <class Blocks> constexpr int64_t least_rows = Blocks::block_rows == who
 template <class Blocks> struct coded {
     buffer<typename Blocks::code> codes;
     buffer<typename Blocks::scale_storage> scales;
-    explicit coded(shape s) : codes(s.rows, s.width), scales(Blocks::scale_rows(s.rows), Blocks::scale_columns(s.width)) {}
+    explicit coded(shape s) : codes(s.rows, s.width), scales(Blocks::scale_rows(s.rows), Blocks::scale_columns(s.width)) {
+        if constexpr (std::is_same_v<typename Blocks::scale_storage, float>)
+            for (float& scale : scales.memory) scale = std::abs(scale) + 0x1p-9f;
+    }
     Blocks all() { return {codes.all(), scales.all()}; }
     int64_t bytes() const { return static_cast<int64_t>(codes.memory.size() + scales.memory.size() * sizeof(typename Blocks::scale_storage)); }
 };

@@ -8,6 +8,12 @@
 
 namespace keel::inline KEEL_ABI {
 
+/// An address, perhaps of nothing: some elements and bytes after p.
+template <class T> KEEL_FN T const* address(T const* p, int64_t elements, int64_t bytes = 0) {
+    return reinterpret_cast<T const*>(reinterpret_cast<uintptr_t>(p) + static_cast<uintptr_t>(elements) * sizeof(T) +
+                                      static_cast<uintptr_t>(bytes));
+}
+
 /// The storage word of a format's element: p->bits.
 template <class T> KEEL_FN auto* storage_of(T* p) { return &p->bits; }
 

@@ -55,6 +55,43 @@ KEEL_FN void encode_scaled_rows(G const& g, Block const& b, From const& from, To
     for (int64_t row = first; row < last; ++row) encode_scaled<Code>(g, b, from(row), to(row), multiplier, flushed);
 }
 
+/// The same for all blocks of C of a row of n elements, block b by multipliers[b].
+template <int C, class G, class X, class Code>
+KEEL_FN void encode_blocks(G const& g, X const* from, Code* to, int64_t n, float const* multipliers, typename G::words& flushed) {
+    g.template blocks<C>(n, [&](auto const& b) { encode_scaled<Code>(g, b, from, to, b.spread(b.get(multipliers)), flushed); });
+}
+
+// The same for a tile: some rows of a matrix, some columns wide, that stay in the first-level cache. Rows side by side are read from
+// memory faster than one after another, since the hardware fetches ahead in each.
+
+template <class T> struct tile {
+    T* p;
+    int64_t pitch, rows, columns;
+};
+
+/// top[row * blocks + b] = the largest |x| of block b of C elements of each row, as a float; NaN above Inf above all.
+template <int C, class G, class X> KEEL_FN void largest_of_tile(G const& g, tile<X const> const& x, float* top) {
+    int64_t const blocks = (x.columns + C - 1) / C;
+    for (int64_t row = 0; row < x.rows; ++row)
+        g.template blocks<C>(x.columns, [&](auto const& b) {
+            b.put(top + row * blocks, as_float(b.max_bits(largest_magnitude(g, b, x.p + row * x.pitch))));
+        });
+}
+/// encode_blocks of the rows of a tile by multipliers[row * blocks + b].
+template <int C, class G, class X, class Code>
+KEEL_FN void encode_tile(G const& g, tile<X const> const& x, tile<Code> const& to, float const* multipliers, typename G::words& flushed) {
+    int64_t const blocks = (x.columns + C - 1) / C;
+    for (int64_t row = 0; row < x.rows; ++row)
+        encode_blocks<C>(g, x.p + row * x.pitch, to.p + row * to.pitch, x.columns, multipliers + row * blocks, flushed);
+}
+/// encode_tile of one tile and largest_of_tile of the next. `after` is where the first row of the one after that lies, if anywhere.
+template <int C, class G, class X, class Code>
+KEEL_FN void encode_tile_and_look(G const& g, tile<X const> const& x, tile<Code> const& to, float const* multipliers,
+                                  typename G::words& flushed, tile<X const> const& next, [[maybe_unused]] X const* after, float* next_top) {
+    encode_tile<C>(g, x, to, multipliers, flushed);
+    largest_of_tile<C>(g, next, next_top);
+}
+
 // The same for columns, each with a scale of its own: n of them beside each other, their numbers in arrays of floats.
 
 /// top[j] = max(top[j], |x|) over `rows` rows of column j, the first at p; magnitudes as floats, NaN above Inf above all.
@@ -95,6 +132,31 @@ KEEL_FN void encode_columns_turned(G const& g, X const* from, int64_t pitch, int
             g.store_code(strided<Code>{to + row, to_pitch}, at, code);
             flushed = flushed + flushed_to_zero<Code>(bits(v), code);
         });
+}
+
+// Both at once: blocks of C elements along the rows and one a column.
+
+/// raise_largest for `rows` rows, and block_top[row * blocks + b] = the largest |x| of block b of each, as a float.
+template <int C, class G, class X>
+KEEL_FN void raise_both(G const& g, X const* p, int64_t pitch, int64_t rows, int64_t n, float* column_top, float* block_top, int64_t blocks) {
+    for (int64_t row = 0; row < rows; ++row)
+        g.template blocks<C>(n, [&](auto const& b) {
+            typename G::words top(0u);
+            b.each([&](auto at) {
+                auto const m = magnitude(g.load(p + row * pitch, at));
+                top = umax(top, m);
+                g.store(column_top, at, as_float(umax(m, magnitude(g.load(static_cast<float const*>(column_top), at)))));
+            });
+            b.put(block_top + row * blocks, as_float(b.max_bits(top)));
+        });
+}
+
+/// encode_blocks and encode_columns of the same row. `after` is where a row lies that will be wanted, if anywhere.
+template <int C, class G, class X, class Code>
+KEEL_FN void encode_both(G const& g, X const* from, Code* along, Code* down, int64_t n, float const* block_multipliers,
+                         float const* column_multipliers, typename G::words& flushed, [[maybe_unused]] X const* after) {
+    encode_blocks<C>(g, from, along, n, block_multipliers, flushed);
+    encode_columns(g, from, down, n, column_multipliers, flushed);
 }
 
 /// y = decode(code) * scale for the block's elements: one product in fp32, one rounding to y.

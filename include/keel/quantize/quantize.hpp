@@ -1,11 +1,12 @@
-// Block-scaled quantisation and its inverse. Kernels: quantize_rows.hpp, quantize_block_row.hpp, quantize_columns.hpp,
+// Block-scaled quantisation and its inverse. Kernels: quantize_rows.hpp, quantize_block_rows.hpp, quantize_columns.hpp,
 // quantize_tensor.hpp; scales: scale_rule.hpp; types: block_scaled.hpp.
 #pragma once
 
 #include <keel/backend/concepts.hpp>
 #include <keel/quantize/check_blocks.hpp>
-#include <keel/quantize/quantize_block_row.hpp>
-#include <keel/quantize/quantize_columns.hpp>
+#include <keel/quantize/dequantize_rows.hpp>
+#include <keel/quantize/quantize_block_rows.hpp>
+#include <keel/quantize/quantize_pair_rows.hpp>
 #include <keel/quantize/quantize_rows.hpp>
 #include <keel/quantize/quantize_tensor.hpp>
 
@@ -54,9 +55,11 @@ void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows,
     [[maybe_unused]] bool const plain = events.absent() && codes_lie_along;
     constexpr bool scales_at_once = Rows == 1 && Columns > 1 && Columns <= 1024 && Rule::bounded && Rounding::is_nearest && thread_backend<B>;
     if constexpr (scales_at_once)
-        if (has_adjacent_columns(x) && has_adjacent_columns(out.codes))
-            return be.for_rows(x.extent[0], x.extent[1],
-                               quantize_block_row<value, blocks, Overflow, Rule>{from, out, options.policy, report, events});
+        if (has_adjacent_columns(x) && has_adjacent_columns(out.codes)) {
+            int64_t const band = rows_of_a_band(x.extent[0], be.concurrency(), rows_together);
+            return be.for_rows((x.extent[0] + band - 1) / band, x.extent[1] * band,
+                               quantize_block_rows<value, blocks, Overflow, Rule>{from, out, options.policy, report, band, events});
+        }
     if constexpr (Columns == 1 && Rounding::is_nearest)
         if (plain && has_adjacent_columns(x))
             return be.for_rows(out.scale_rows(x.extent[0]), x.extent[1] * (Rows == whole ? x.extent[0] : Rows),
@@ -160,7 +163,7 @@ status quantize_pair(B const& be, view<X, 2> x, block_scaled<Code, Scale, RowsA,
             using along = block_scaled<Code, Scale, RowsA, ColumnsA, LayoutA>;
             using down = block_scaled<Code, Scale, RowsB, ColumnsB, LayoutB>;
             be.for_rows(along_columns.scale_rows(x.extent[0]), x.extent[1] * RowsB,
-                        quantize_pair_strip<std::remove_const_t<X>, along, down, Overflow, Rule>{x, along_rows, along_columns, options.policy,
+                        quantize_pair_strip<std::remove_const_t<X>, along, down, Overflow, Rule, thread_backend<B>>{x, along_rows, along_columns, options.policy,
                                                                                                  report});
             return check.result;
         }
@@ -195,6 +198,12 @@ status dequantize(B const& be, block_scaled<Code, Scale, Rows, Columns, Layout> 
     blocks const from = in;
     if constexpr (!elementwise_backend<B>)
         if (has_adjacent_columns(y) && has_adjacent_columns(in.codes)) {
+            if constexpr (thread_backend<B>) {
+                using kernel = dequantize_rows<Y, blocks>;
+                int64_t const band = rows_of_a_band(y.extent[0], be.concurrency(), kernel::rows_together);
+                be.for_rows((y.extent[0] + band - 1) / band, y.extent[1] * band, kernel{from, y, band});
+                return check.result;
+            }
             be.for_rows(y.extent[0], y.extent[1],
                         dequantize_row<adjacent_rows<code const>, adjacent_rows<Y>, blocks>{{from.codes}, from.scales, {y}, y.extent[1]});
             return check.result;

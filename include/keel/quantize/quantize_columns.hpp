@@ -91,34 +91,4 @@ private:
     }
 };
 
-/// The strip of rows that blocks of RowsB x 1 cover, quantised both ways stretch by stretch: x is read from memory once, then from
-/// the cache. 1 x ColumnsA blocks lie whole in a stretch, their codes with adjacent columns.
-template <class X, class Along, class Down, overflow Overflow, class Rule> struct quantize_pair_strip {
-    static_assert(column_stretch % Along::block_columns == 0);
-    view<X const, 2> x;
-    Along along_rows;
-    Down along_columns;
-    non_finite_policy policy;
-    keel::report* report;
-
-    template <class G> KEEL_FN void operator()(G const& g, int64_t strip) const {
-        int64_t const first = strip * Down::block_rows, end = x.extent[0],
-                      count = first + Down::block_rows < end ? Down::block_rows : end - first;
-        for (int64_t column = 0; column < x.extent[1]; column += column_stretch) {
-            int64_t const left = x.extent[1] - column, n = left < column_stretch ? left : column_stretch;
-            view<X const, 2> const part = columns(slice(x, first, count), column, n);
-            auto const codes = columns(slice(along_rows.codes, first, count), column, n);
-            auto const scales = columns(slice(along_rows.scales, first, count), column / Along::block_columns, along_rows.scale_columns(n));
-            quantize_strip<adjacent_rows<X const>, adjacent_rows<typename Along::code>, Along, Overflow, Rule> const by_row{
-                {part}, {codes}, scales, count, n, policy, report};
-            for (int64_t row = 0; row < count; ++row) by_row(g, row);
-            quantize_column_strip<X, Down, Overflow, Rule>{
-                part,
-                {columns(slice(along_columns.codes, first, count), column, n), columns(slice(along_columns.scales, strip, 1), column, n)},
-                policy,
-                report}(g, 0);
-        }
-    }
-};
-
 } // namespace keel::inline KEEL_ABI

@@ -270,19 +270,4 @@ template <class From, class To, class Blocks, overflow Overflow, class Rule, cla
     }
 };
 
-/// y = decode(code) * scale, one rounding. From is adjacent_rows or spread_rows of codes, To of y.
-template <class From, class To, class Blocks> struct dequantize_row {
-    From codes;
-    typename Blocks::scale_matrix scales;
-    To y;
-    int64_t column_count;
-
-    template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
-        each_block<Blocks::block_columns>(g, column_count, [&](auto const& b) {
-            auto const scale = b.spread(b.get(row_of(scales, row / Blocks::block_rows)));
-            decode_scaled(g, b, codes(row), y(row), scale);
-        });
-    }
-};
-
 } // namespace keel::inline KEEL_ABI

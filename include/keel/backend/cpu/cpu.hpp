@@ -6,10 +6,20 @@
 #include <keel/backend/cpu/pairs.hpp>
 #include <keel/backend/cpu/row_group.hpp>
 #include <keel/backend/cpu/scaled_codes_x86.hpp>
+#include <keel/backend/cpu/scaled_words_x86.hpp>
 #include <keel/backend/cpu/top_k.hpp>
 #include <keel/backend/cpu/turned_codes.hpp>
 
 namespace keel::inline KEEL_ABI {
+
+/// Outputs from this size on go past the caches, which they would only flush: as much as cores commonly share of one.
+inline constexpr int64_t streamed_bytes = int64_t{1} << 25;
+/// What was stored past the caches comes before what this thread stores next: its word that a chunk is done.
+KEEL_FN void store_fence() {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
 
 /// One chunk of rows. A named type, so that nothing of a caller's lambda crosses the launch.
 template <class Arch, class Kernel> struct cpu_row_chunk {
@@ -20,8 +30,10 @@ template <class Arch, class Kernel> struct cpu_row_chunk {
         auto const& self = *static_cast<cpu_row_chunk const*>(context);
         int64_t const first = chunk * self.rows_per_chunk;
         int64_t const last = first + self.rows_per_chunk < self.row_count ? first + self.rows_per_chunk : self.row_count;
-        cpu_row_group<Arch> const group{};
+        cpu_row_group<Arch> group{};
+        if constexpr (requires { self.kernel.output_bytes(); }) group.streams = self.kernel.output_bytes() >= streamed_bytes;
         for (int64_t row = first; row < last; ++row) self.kernel(group, row);
+        if (group.streams) store_fence();
     }
 };
 

@@ -22,9 +22,7 @@ struct at_tail {
 /// How far ahead of a whole pack its row's memory is asked for. The hardware's own prefetch stops at every page, where one thread then
 /// waits: at 64 MB this takes rms_norm from 0.33 to 0.45 of a copy; in the caches it costs a few per cent.
 inline constexpr int64_t prefetch_bytes = 2048;
-template <class T> KEEL_FN void const* ahead_of(T const* p) { // an address, perhaps of nothing
-    return reinterpret_cast<void const*>(reinterpret_cast<uintptr_t>(p) + uintptr_t{prefetch_bytes});
-}
+template <class T> KEEL_FN T const* ahead_of(T const* p) { return address(p, 0, prefetch_bytes); }
 template <class T> KEEL_FN void prefetch_read(T const* p) { __builtin_prefetch(ahead_of(p)); }
 template <class T> KEEL_FN void prefetch_write(T* p) { __builtin_prefetch(ahead_of(p), 1); }
 
@@ -33,6 +31,7 @@ template <class Arch> struct cpu_row_group {
     using words = bits_of<value>;
     static constexpr int width = Arch::width;
     static constexpr int registers = reduction_lanes / width; ///< accumulators of one segment
+    bool streams = false; ///< outputs are larger than the caches: whole lines of them may go past
 
     KEEL_FN bool leader() const { return true; }
 

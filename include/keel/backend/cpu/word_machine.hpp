@@ -28,6 +28,7 @@ template <> struct word_machine<arch::avx2> {
 
     KEEL_FN static i load(bf16 const* p) { return _mm256_loadu_si256(reinterpret_cast<i const*>(p)); }
     KEEL_FN static void store(bf16* p, i v) { _mm256_storeu_si256(reinterpret_cast<i*>(p), v); }
+    KEEL_FN static void stream(void* p, i v) { _mm256_stream_si256(static_cast<i*>(p), v); } ///< past the caches; p of whole registers
     KEEL_FN static f load(float const* p) { return _mm256_load_ps(p); }
     KEEL_FN static i load_words(float const* p) { return _mm256_loadu_si256(reinterpret_cast<i const*>(p)); }
     KEEL_FN static void store(float* p, f v) { _mm256_store_ps(p, v); }
@@ -40,16 +41,28 @@ template <> struct word_machine<arch::avx2> {
     KEEL_FN static i sub16(i a, i b) { return _mm256_sub_epi16(a, b); }
     KEEL_FN static i max16(i a, i b) { return _mm256_max_epu16(a, b); }
     KEEL_FN static i max32(i a, i b) { return _mm256_max_epu32(a, b); }
+    KEEL_FN static i add16(i a, i b) { return _mm256_add_epi16(a, b); }
     template <int N> KEEL_FN static i shl32(i a) { return _mm256_slli_epi32(a, N); }
     template <int N> KEEL_FN static i shr32(i a) { return _mm256_srli_epi32(a, N); }
     template <int N> KEEL_FN static i shl16(i a) { return _mm256_slli_epi16(a, N); }
     template <int N> KEEL_FN static i shr16(i a) { return _mm256_srli_epi16(a, N); }
+    KEEL_FN static float first(f a) { return _mm256_cvtss_f32(a); }
     KEEL_FN static f mul(f a, f b) { return _mm256_mul_ps(a, b); }
-    KEEL_FN static f add(f a, f b) { return _mm256_add_ps(a, b); }
+    KEEL_FN static f fma(f a, f b, f c) { return _mm256_fmadd_ps(a, b, c); }
+    static constexpr bool has_signed_max = false;
     KEEL_FN static f as_f(i a) { return _mm256_castsi256_ps(a); }
     KEEL_FN static i as_i(f a) { return _mm256_castps_si256(a); }
     /// The lower word of each lane from a, the upper one from b.
     KEEL_FN static i words_of(i a, i b) { return _mm256_blend_epi16(a, b, 0xaa); }
+    /// a, but a + b in the upper words.
+    KEEL_FN static i add_upper(i of, i a, i b) { return words_of(of, add16(a, b)); }
+    /// The largest word.
+    KEEL_FN static uint32_t largest16(i a) { return largest16(_mm_max_epu16(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1))); }
+    KEEL_FN static uint32_t largest16(__m128i a) { // by the one instruction that looks for the smallest
+        __m128i const inverse = _mm_xor_si128(a, _mm_set1_epi16(-1));
+        return 0xffffu & ~static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_minpos_epu16(inverse)));
+    }
+    KEEL_FN static uint32_t largest32(i a) { return max_word(bits_pack<arch::avx2>::of(bits_pack<arch::avx2>::register_type(a))); }
     /// The bits of a where `mask` has ones, else those of b.
     KEEL_FN static i choose(i mask, i a, i b) { return _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b)); }
     /// b where the float a is NaN, else v.
@@ -99,41 +112,27 @@ template <> struct word_machine<arch::avx2> {
             _mm256_store_si256(to, max32(own, _mm256_load_si256(to)));
         }
     }
+    /// b where the word of `magnitude` (below 2^15) is above `limit`, else v.
+    KEEL_FN static i if_above(i magnitude, uint32_t limit, i v, i b) {
+        return _mm256_blendv_epi8(v, b, _mm256_cmpgt_epi16(magnitude, set16(limit)));
+    }
+    /// Sixteen words to look up, each as its bytes: of(16 floats), eight at a time, in the low words of lanes, less `base`.
+    struct word_table {
+        i low, high;
+    };
+    template <class Of> KEEL_FN static word_table make_table(float const* p, Of of, uint32_t base) {
+        i const mixed = _mm256_packus_epi32(of(load(p)), of(load(p + 8))); // packing works within 128 bits
+        i const words = sub16(_mm256_permute4x64_epi64(mixed, 0xd8), set16(base));
+        i const low = land(words, set16(0xff)), high = shr16<8>(words);
+        return {_mm256_permute4x64_epi64(_mm256_packus_epi16(low, low), 0x88), _mm256_permute4x64_epi64(_mm256_packus_epi16(high, high), 0x88)};
+    }
+    /// The words at the low four bits of each word.
+    KEEL_FN static i look_up(word_table const& t, i at) {
+        i const place = _mm256_or_si256(land(at, set16(15)), set16(0x8000)); // the upper byte picks nothing
+        return _mm256_or_si256(_mm256_shuffle_epi8(t.low, place), shl16<8>(_mm256_shuffle_epi8(t.high, place)));
+    }
     /// A count in lane 0.
     KEEL_FN static i lone(int64_t count) { return _mm256_setr_epi32(static_cast<int>(count), 0, 0, 0, 0, 0, 0, 0); }
-    /// The bf16 words of codes in the low bytes of words: fields moved into place; what has no leading one from a table, what is not
-    /// finite set apart.
-    template <class Code> KEEL_FN static i decoded(i codes) {
-        using traits = format_traits<Code>;
-        constexpr int up = 7 - traits::mantissa_bits;
-        constexpr uint32_t bias = static_cast<uint32_t>(127 - traits::bias) << 7, subnormals = 1u << traits::mantissa_bits;
-        alignas(16) static constexpr auto table = subnormal_bytes<Code>();
-        i const magnitude = land(codes, set16(0x7f));
-        i const low = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<__m128i const*>(&table.low[0])));
-        i const high = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<__m128i const*>(&table.high[0])));
-        i const place = _mm256_or_si256(magnitude, set16(0x8000)); // the upper byte picks nothing
-        i const small = _mm256_or_si256(_mm256_shuffle_epi8(low, place), shl16<8>(_mm256_shuffle_epi8(high, place)));
-        i const normal = _mm256_add_epi16(shl16<up>(magnitude), set16(bias));
-        i word = _mm256_blendv_epi8(normal, small, _mm256_cmpgt_epi16(set16(subnormals), magnitude));
-        i const beyond = _mm256_cmpgt_epi16(magnitude, set16(traits::max_code));
-        i const bad = traits::has_infinity ? _mm256_or_si256(shl16<up>(magnitude), set16(0x7f80)) : set16(0x7fff);
-        word = _mm256_blendv_epi8(word, bad, beyond);
-        return _mm256_or_si256(word, land(shl16<8>(codes), set16(0x8000)));
-    }
-
-private:
-    struct byte_table {
-        uint8_t low[16], high[16];
-    };
-    /// The bytes of the bf16 words of codes below the smallest normal one.
-    template <class Code> static constexpr byte_table subnormal_bytes() {
-        byte_table t{};
-        for (uint32_t code = 0; code < (1u << format_traits<Code>::mantissa_bits); ++code) {
-            uint16_t const word = encode<bf16>(decode(from_word<Code>(code))).bits;
-            t.low[code] = static_cast<uint8_t>(word), t.high[code] = static_cast<uint8_t>(word >> 8);
-        }
-        return t;
-    }
 };
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
@@ -146,6 +145,7 @@ template <> struct word_machine<arch::avx512> {
 
     KEEL_FN static i load(bf16 const* p) { return _mm512_loadu_si512(p); }
     KEEL_FN static void store(bf16* p, i v) { _mm512_storeu_si512(p, v); }
+    KEEL_FN static void stream(void* p, i v) { _mm512_stream_si512(static_cast<i*>(p), v); }
     KEEL_FN static f load(float const* p) { return _mm512_load_ps(p); }
     KEEL_FN static i load_words(float const* p) { return _mm512_loadu_si512(p); }
     KEEL_FN static void store(float* p, f v) { _mm512_store_ps(p, v); }
@@ -158,15 +158,28 @@ template <> struct word_machine<arch::avx512> {
     KEEL_FN static i sub16(i a, i b) { return _mm512_sub_epi16(a, b); }
     KEEL_FN static i max16(i a, i b) { return _mm512_max_epu16(a, b); }
     KEEL_FN static i max32(i a, i b) { return _mm512_maskz_max_epu32(0xffff, a, b); }
+    KEEL_FN static i add16(i a, i b) { return _mm512_add_epi16(a, b); }
     template <int N> KEEL_FN static i shl32(i a) { return _mm512_maskz_slli_epi32(0xffff, a, N); }
     template <int N> KEEL_FN static i shr32(i a) { return _mm512_maskz_srli_epi32(0xffff, a, N); }
     template <int N> KEEL_FN static i shl16(i a) { return _mm512_slli_epi16(a, N); }
     template <int N> KEEL_FN static i shr16(i a) { return _mm512_srli_epi16(a, N); }
+    KEEL_FN static float first(f a) { return _mm512_cvtss_f32(a); }
     KEEL_FN static f mul(f a, f b) { return _mm512_mul_ps(a, b); }
-    KEEL_FN static f add(f a, f b) { return _mm512_add_ps(a, b); }
+    KEEL_FN static f fma(f a, f b, f c) { return _mm512_fmadd_ps(a, b, c); }
+    static constexpr bool has_signed_max = true;
+    /// The larger magnitude with the sign of a.
+    KEEL_FN static f signed_max(f a, f b) {
+        constexpr int larger_magnitude_sign_of_first = 3;
+        return _mm512_maskz_range_ps(0xffff, a, b, larger_magnitude_sign_of_first);
+    }
     KEEL_FN static f as_f(i a) { return _mm512_castsi512_ps(a); }
     KEEL_FN static i as_i(f a) { return _mm512_castps_si512(a); }
     KEEL_FN static i words_of(i a, i b) { return _mm512_mask_blend_epi16(0xaaaaaaaau, a, b); }
+    KEEL_FN static i add_upper(i of, i a, i b) { return _mm512_mask_add_epi16(of, 0xaaaaaaaau, a, b); }
+    KEEL_FN static uint32_t largest16(i a) {
+        return word_machine<arch::avx2>::largest16(_mm256_max_epu16(_mm512_castsi512_si256(a), _mm512_maskz_extracti64x4_epi64(0xff, a, 1)));
+    }
+    KEEL_FN static uint32_t largest32(i a) { return max_word(bits_pack<arch::avx512>::of(bits_pack<arch::avx512>::register_type(a))); }
     KEEL_FN static i choose(i mask, i a, i b) {
         constexpr int first_chooses = 0xca; // the second operand's bit where the first has one, else the third's
         return _mm512_ternarylogic_epi32(mask, a, b, first_chooses);
@@ -209,26 +222,16 @@ template <> struct word_machine<arch::avx512> {
             _mm512_store_si512(p + 16 * h, max32(own, _mm512_load_si512(p + 16 * h)));
         }
     }
+    KEEL_FN static i if_above(i magnitude, uint32_t limit, i v, i b) {
+        return _mm512_mask_mov_epi16(v, _mm512_cmpgt_epu16_mask(magnitude, set16(limit)), b);
+    }
+    using word_table = i; ///< twice the sixteen words
+    template <class Of> KEEL_FN static i make_table(float const* p, Of of, uint32_t base) {
+        i const words = _mm512_castsi256_si512(_mm512_maskz_cvtepi32_epi16(0xffff, of(load(p))));
+        return sub16(_mm512_maskz_shuffle_i64x2(0xff, words, words, 0x44), set16(base));
+    }
+    KEEL_FN static i look_up(i const& table, i at) { return _mm512_maskz_permutexvar_epi16(0xffffffffu, at, table); }
     KEEL_FN static i lone(int64_t count) { return _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(count))); }
-    /// From a table of the words of codes 0 ... 127.
-    template <class Code> KEEL_FN static i decoded(i codes) {
-        alignas(64) static constexpr auto table = all_words<Code>();
-        auto const quarter = [&](int q) { return _mm512_load_si512(&table.word[32 * q]); };
-        i const low = _mm512_permutex2var_epi16(quarter(0), codes, quarter(1));
-        i const high = _mm512_permutex2var_epi16(quarter(2), codes, quarter(3));
-        i const magnitudes = _mm512_mask_blend_epi16(_mm512_test_epi16_mask(codes, set16(0x40)), low, high);
-        return _mm512_or_si512(magnitudes, land(shl16<8>(codes), set16(0x8000)));
-    }
-
-private:
-    struct word_table {
-        uint16_t word[128];
-    };
-    template <class Code> static constexpr word_table all_words() {
-        word_table t{};
-        for (uint32_t code = 0; code < 128; ++code) t.word[code] = encode<bf16>(decode(from_word<Code>(code))).bits;
-        return t;
-    }
 };
 template <> struct word_machine<arch::avx512bf16> : word_machine<arch::avx512> {};
 
