@@ -8,7 +8,9 @@
 #include <keel/format/float32.hpp>
 #include <keel/nn/cross_entropy.hpp>
 #include <keel/nn/swiglu.hpp>
+#include <keel/nn/swiglu_quantize.hpp>
 #include <keel/norm/rms_norm.hpp>
+#include <keel/norm/rms_norm_quantize.hpp>
 #include <keel/quantize/quantize.hpp>
 
 namespace {
@@ -83,6 +85,26 @@ template <class X> struct quantising_pair {
     void operator()(auto const& be) { quantize_pair<overflow::saturate>(be, x.all(), a.all(), b.all(), {}, &counts).or_throw(); }
 };
 
+/// The normalised row, rounded to bf16, leaves as codes.
+struct norm_to_codes {
+    shape s;
+    buffer<bf16> x;
+    buffer<float> delta;
+    coded<row_blocks<>> q;
+    explicit norm_to_codes(int64_t size) : s(size, 3), x(s.rows, s.width), delta(1, s.width), q(s) {}
+    int64_t bytes() const { return s.elements() * 2 + q.bytes(); }
+    void operator()(auto const& be) { rms_norm_quantize<bf16, overflow::saturate>(be, x.all(), delta.vec(), q.all()).or_throw(); }
+};
+
+struct swiglu_to_codes {
+    shape s;
+    buffer<bf16> gate, up;
+    coded<row_blocks<>> q;
+    explicit swiglu_to_codes(int64_t size) : s(size, 5), gate(s.rows, s.width), up(s.rows, s.width), q(s) {}
+    int64_t bytes() const { return s.elements() * 4 + q.bytes(); }
+    void operator()(auto const& be) { swiglu_quantize<bf16, overflow::saturate>(be, gate.all(), up.all(), q.all()).or_throw(); }
+};
+
 template <class Y, class Blocks> struct dequantising {
     shape s;
     coded<Blocks> q;
@@ -148,6 +170,7 @@ struct loss_forward {
     add<quantising_pair<bf16>>("quantise_rows_and_columns") +
     add<quantising<bf16, column_blocks<e4m3, fp32_scale>>>("quantise_columns") +
     add<quantising<bf16, block_scaled<e4m3, fp32_scale, whole, whole>>>("quantise_tensor") +
+    add<norm_to_codes>("norm_to_codes") + add<swiglu_to_codes>("swiglu_to_codes") + //
     add<norm_forward>("norm_forward") + add<norm_backward>("norm_backward") + add<swiglu_forward>("swiglu_forward") +
     add<loss_forward>("loss_forward");
 

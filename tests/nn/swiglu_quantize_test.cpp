@@ -50,6 +50,7 @@ TEST_CASE("quantised swiglu has the bits of swiglu and quantise, by each roundin
         for (data_kind kind : {data_kind::with_inf, data_kind::any_bits, data_kind::zeros, data_kind::tiny}) {
             check_fused<float, keel::bf16, keel::fp32_scale, 128>(3, 200, kind, policy);
             check_fused<keel::bf16, keel::bf16, keel::e8m0_scale, whole>(3, 200, kind, policy);
+            check_fused<float, keel::bf16, keel::e8m0_scale, 32>(1, 2500, kind, policy); // more than one piece, not all of them finite
         }
 }
 

@@ -35,7 +35,7 @@ status swiglu_quantize(B const& be, view<X, 2> gate, view<U, 2> up, block_scaled
     check.disjoint("out.codes", out.codes, up).disjoint("out.scales", memory_of(out.scales), up);
     if (!check.ok() || gate.empty()) return check.result;
     be.for_rows(gate.extent[0], gate.extent[1],
-                quantize_produced_row<swiglu_source<format>, Via, decltype(out), Overflow, Rule>{{gate, up}, out, gate.extent[1],
+                quantize_produced_row<swiglu_source<format>, Via, decltype(out), Overflow, Rule, thread_backend<B>>{{gate, up}, out, gate.extent[1],
                                                                                                  quantization.policy, report});
     return check.result;
 }

@@ -36,7 +36,7 @@ status rms_norm_quantize(B const& be, view<X, 2> x, view<D, 1> delta, block_scal
     if (!check.ok() || x.empty()) return check.result;
     using source = rms_norm_source<std::remove_const_t<X>, std::remove_const_t<D>>;
     be.for_rows(x.extent[0], x.extent[1],
-                quantize_produced_row<source, Via, decltype(out), Overflow, Rule>{{x, delta, saved.rrms, options.epsilon, options.order},
+                quantize_produced_row<source, Via, decltype(out), Overflow, Rule, thread_backend<B>>{{x, delta, saved.rrms, options.epsilon, options.order},
                                                                                   out,
                                                                                   x.extent[1],
                                                                                   quantization.policy,
@@ -64,7 +64,7 @@ status add_rms_norm_quantize(B const& be, view<X, 2> x, view<R, 2> residual, vie
     if (!check.ok() || x.empty()) return check.result;
     using source = add_rms_norm_source<std::remove_const_t<X>, std::remove_const_t<D>>;
     be.for_rows(x.extent[0], x.extent[1],
-                quantize_produced_row<source, Via, decltype(out), Overflow, Rule>{
+                quantize_produced_row<source, Via, decltype(out), Overflow, Rule, thread_backend<B>>{
                     {x, residual, delta, sum, saved.rrms, options.epsilon, options.order, options.rounding},
                     out,
                     x.extent[1],

@@ -19,10 +19,10 @@ KEEL_FN int64_t rows_of_a_band(int64_t rows, int64_t workers, int64_t most) {
 }
 
 /// The largest magnitudes of rows x blocks, in a line of one thread's stack, become their multipliers; their scales go to `scales`, rows of
-/// at most 128 blocks.
+/// at most 512 blocks.
 template <class X, class Blocks, class Rule, class G, class Scales, class Tally>
 KEEL_FN void make_scale_rows(G const& g, float* line, int64_t rows, int64_t blocks, Scales const& scales, Tally& tally) {
-    constexpr int64_t room = 128;
+    constexpr int64_t room = 512;
     alignas(64) typename Blocks::scale_storage made[std::size_t{room}];
     for (int64_t row = 0, end = 0; row < rows; row = end) {
         end = row + room / blocks < rows ? row + room / blocks : rows;
