@@ -82,34 +82,45 @@ TEST_CASE("columns quantised are rows of the transpose quantised") {
     }
 }
 
+namespace {
+
+template <class Along, class Down> void check_pair(int64_t rows, int64_t columns, data_kind kind) {
+    using code = typename Along::code;
+    using storage = typename Along::scale_storage;
+    INFO("1x" << Along::block_columns << " and " << Down::block_rows << "x1 on " << rows << "x" << columns << " " << name_of(kind));
+    guarded_matrix<keel::bf16> x(rows, columns, 3, floats(kind, rows * columns, 9));
+    guarded_matrix<code> a(rows, columns), b(rows, columns);
+    guarded_matrix<storage> as(rows, Along::scale_columns(columns)), bs(Down::scale_rows(rows), columns);
+    keel::report two;
+    keel::quantize<overflow::saturate>(keel::reference{}, x.view(), Along{a.view(), as.view()}, {}, &two).or_throw();
+    keel::quantize<overflow::saturate>(keel::reference{}, x.view(), Down{b.view(), bs.view()}, {}, &two).or_throw();
+    for_each_backend([&](std::string const& name, auto const& be) {
+        INFO(name);
+        guarded_matrix<code> c(rows, columns, 1), d(rows, columns, 2);
+        guarded_matrix<storage> cs(rows, as.columns(), 1), ds(bs.rows(), columns, 3);
+        keel::report got;
+        keel::quantize_pair<overflow::saturate>(be, x.view(), Along{c.view(), cs.view()}, Down{d.view(), ds.view()}, {}, &got).or_throw();
+        CHECK((c.contents() == a.contents() && cs.contents() == as.contents()));
+        CHECK((d.contents() == b.contents() && ds.contents() == bs.contents()));
+        CHECK((c.untouched() && d.untouched() && cs.untouched() && ds.untouched()));
+        CHECK((got.elements == two.elements && got.saturated == two.saturated && got.flushed == two.flushed &&
+               got.non_finite == two.non_finite && got.scale_min_bits == two.scale_min_bits && got.scale_max_bits == two.scale_max_bits));
+    });
+}
+
+} // namespace
+
 TEST_CASE("a pair has the codes, scales and report of two calls, on every backend") {
-    using keel::fp32_scale, keel::e4m3, keel::bf16;
     for (auto const& size : {std::pair<int64_t, int64_t>{1, 1}, {129, 37}, {300, keel::column_stretch + 130}})
-        for (data_kind kind : {data_kind::normal, data_kind::mixed_scales, data_kind::with_nan}) {
-            int64_t const rows = size.first, columns = size.second;
-            INFO(rows << "x" << columns << " " << name_of(kind));
-            using along = keel::row_blocks<>;
-            using down = keel::column_blocks<>;
-            guarded_matrix<bf16> x(rows, columns, 3, floats(kind, rows * columns, 9));
-            guarded_matrix<e4m3> a(rows, columns), b(rows, columns);
-            guarded_matrix<float> as(rows, along::scale_columns(columns)), bs(down::scale_rows(rows), columns);
-            keel::report two;
-            keel::quantize<overflow::saturate>(keel::reference{}, x.view(), along{a.view(), as.view()}, {}, &two).or_throw();
-            keel::quantize<overflow::saturate>(keel::reference{}, x.view(), down{b.view(), bs.view()}, {}, &two).or_throw();
-            for_each_backend([&](std::string const& name, auto const& be) {
-                INFO(name);
-                guarded_matrix<e4m3> c(rows, columns, 1), d(rows, columns, 2);
-                guarded_matrix<float> cs(rows, as.columns(), 1), ds(bs.rows(), columns, 3);
-                keel::report got;
-                keel::quantize_pair<overflow::saturate>(be, x.view(), along{c.view(), cs.view()}, down{d.view(), ds.view()},
-                                                        {}, &got)
-                    .or_throw();
-                CHECK((c.contents() == a.contents() && cs.contents() == as.contents()));
-                CHECK((d.contents() == b.contents() && ds.contents() == bs.contents()));
-                CHECK((c.untouched() && d.untouched() && cs.untouched() && ds.untouched()));
-                CHECK((got.elements == two.elements && got.saturated == two.saturated && got.flushed == two.flushed &&
-                       got.non_finite == two.non_finite && got.scale_min_bits == two.scale_min_bits &&
-                       got.scale_max_bits == two.scale_max_bits));
-            });
-        }
+        for (data_kind kind : {data_kind::normal, data_kind::mixed_scales, data_kind::with_nan})
+            check_pair<keel::row_blocks<>, keel::column_blocks<>>(size.first, size.second, kind);
+}
+
+TEST_CASE("pairs of blocks so narrow that a stretch's scales of a row do not fit together") {
+    for (auto const& size : {std::pair<int64_t, int64_t>{17, 513}, {5, keel::column_stretch + 7}}) {
+        check_pair<keel::block_scaled<keel::e4m3, keel::fp32_scale, 1, 4>, keel::block_scaled<keel::e4m3, keel::fp32_scale, 16, 1>>(
+            size.first, size.second, data_kind::mixed_scales);
+        check_pair<keel::block_scaled<keel::e5m2, keel::e8m0_scale, 1, 1>, keel::block_scaled<keel::e5m2, keel::e8m0_scale, 3, 1>>(
+            size.first, size.second, data_kind::mixed_scales);
+    }
 }

@@ -18,18 +18,19 @@ KEEL_FN int64_t rows_of_a_band(int64_t rows, int64_t workers, int64_t most) {
     return share < 1 ? 1 : share < most ? share : most;
 }
 
-/// The largest magnitudes of rows x blocks, in a line of one thread's stack, become their multipliers; their scales go to `scales`, rows of
-/// at most 512 blocks.
+/// The largest magnitudes of rows x blocks, in a line of one thread's stack, become their multipliers; their scales go to `scales`. As many
+/// at once as there is room for, wherever a row ends.
 template <class X, class Blocks, class Rule, class G, class Scales, class Tally>
 KEEL_FN void make_scale_rows(G const& g, float* line, int64_t rows, int64_t blocks, Scales const& scales, Tally& tally) {
-    constexpr int64_t room = 512;
+    constexpr int64_t room = 128;
     alignas(64) typename Blocks::scale_storage made[std::size_t{room}];
-    for (int64_t row = 0, end = 0; row < rows; row = end) {
-        end = row + room / blocks < rows ? row + room / blocks : rows;
-        make_scales<X, Blocks, Rule>(g, line + row * blocks, (end - row) * blocks, &made[0], tally);
-        for (int64_t r = row; r < end; ++r) {
-            auto const to = row_of(scales, r);
-            for (int64_t b = 0; b < blocks; ++b) *element_of(to, b) = made[(r - row) * blocks + b];
+    int64_t const count = rows * blocks;
+    for (int64_t first = 0, row = 0, block = 0; first < count; first += room) {
+        int64_t const n = count - first < room ? count - first : room;
+        make_scales<X, Blocks, Rule>(g, line + first, n, &made[0], tally);
+        for (int64_t k = 0; k < n; ++k) {
+            *element_of(row_of(scales, row), block) = made[k];
+            if (++block == blocks) block = 0, ++row;
         }
     }
 }
