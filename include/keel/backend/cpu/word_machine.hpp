@@ -168,10 +168,17 @@ template <> struct word_machine<arch::avx512> {
     KEEL_FN static f fma(f a, f b, f c) { return _mm512_fmadd_ps(a, b, c); }
     static constexpr bool has_signed_max = true;
     /// The larger magnitude with the sign of a.
+#if defined(__GNUC__) && !defined(__clang__) // without optimisation a macro, whose mask is a short
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-conversion"
+#endif
     KEEL_FN static f signed_max(f a, f b) {
         constexpr int larger_magnitude_sign_of_first = 3;
-        return _mm512_maskz_range_ps(0xffff, a, b, larger_magnitude_sign_of_first);
+        return _mm512_range_ps(a, b, larger_magnitude_sign_of_first);
     }
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
     KEEL_FN static f as_f(i a) { return _mm512_castsi512_ps(a); }
     KEEL_FN static i as_i(f a) { return _mm512_castps_si512(a); }
     KEEL_FN static i words_of(i a, i b) { return _mm512_mask_blend_epi16(0xaaaaaaaau, a, b); }
