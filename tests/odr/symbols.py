@@ -4,6 +4,7 @@ them, perhaps with instructions that the machine lacks), they define no strong s
 import os
 import pathlib
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,9 @@ def executes(level):
     return NEEDS[level] <= cpu_flags()
 
 
+OF_TESTS = re.compile("_ZN?K?9keel_test") # the mangled names of functions in namespace keel_test
+
+
 def symbols(path):
     """{(kind, mangled name)} of what an object defines."""
     lines = subprocess.run(["nm", "--defined-only", str(path)], capture_output=True, text=True, check=True).stdout
@@ -51,9 +55,10 @@ def readable(name):
 
 def shared(objects, only="", differ=lambda a, b: True):
     """Weak code that two of the objects {label: path} both define. Data (V, u) is the same at any -march. Only names that
-    contain `only` count, and only pairs whose labels `differ` in level."""
+    contain `only` count and that are none of the tests' own helpers, and only pairs whose labels `differ` in level."""
     found, labels = [], list(objects)
-    weak = {label: {name for kind, name in symbols(objects[label]) if kind == "W" and only in name} for label in labels}
+    weak = {label: {name for kind, name in symbols(objects[label]) if kind == "W" and only in name and not OF_TESTS.match(name)}
+            for label in labels}
     for i, a in enumerate(labels):
         for b in [other for other in labels[i + 1:] if differ(a, other)]:
             found += [f"{a} and {b} share a weak symbol: {readable(name)}" for name in sorted(weak[a] & weak[b])]

@@ -5,8 +5,9 @@
 //     acc = +0;  k ascending:  acc = fma(a[i,k], b[k,j], acc)      one chain an element, fp32, never split
 //     c[i,j] = beta == 0 ? alpha * acc : fma(alpha, acc, beta * d[i,j])         d is c unless it is given
 //
-// Where A and B are both bf16, k goes by pairs, the odd element first (1, 0, 3, 2, ...), as hardware bf16 dots do; an odd k
-// ends with a pair whose odd element is zero. The plain words of all this are backend/reference_matmul.hpp.
+// Where A and B are both of formats that bf16 holds (bf16 itself, FP8), k goes by pairs, the odd element first (1, 0, 3, 2, ...), as
+// hardware bf16 dots do; an odd k ends with a pair whose odd element is zero. The hardware's dot is used where it gives these bits, which
+// packing finds out (backend/cpu/pair_dot.hpp). The plain words of all this are backend/reference_matmul.hpp.
 #pragma once
 
 #include <keel/backend/product_set.hpp>
@@ -91,8 +92,8 @@ template <matmul_backend B> int64_t matmul_workspace(B const& be, int64_t m, int
 /// Formats        A, B: float, bf16, f16, e4m3, e5m2 (codes as raw values), also mixed; C: float, bf16, f16. Operands are decoded
 ///                exactly; one rounding into C, nearest even, overflow to Inf.
 /// Status         bad_shape, bad_stride (elements of c coincide), bad_pointer, overlap, small_workspace.
-/// Non-finite     propagate as fma says; a NaN result is stored as the one NaN. Subnormals are kept (a backend that uses the
-///                hardware's bf16 dot flushes them, and says so). k = 0: acc = +0. m or n = 0: nothing to do.
+/// Non-finite     propagate as fma says; a NaN result is stored as the one NaN. Subnormals are kept. k = 0: acc = +0. m or n = 0:
+///                nothing to do.
 /// Aliasing       c shares no memory with a or b.
 /// Workspace      matmul_workspace(be, m, n, k); sizes only, never threads.
 /// Cost           2 m n k flops (half of it symmetric); each operand is read once for every 2112 rows or columns of C.
@@ -163,13 +164,11 @@ int64_t matmul_promoted_workspace(B const& be, int64_t m, int64_t n, int64_t k, 
 
 /// For block-scaled operands (quantize/scaled_matmul.hpp checks the arguments): every block of scales.length consecutive k sums
 /// from zero, then total = fma(block, scale_a * scale_b, total); C from the total as in matmul. Workspace:
-/// matmul_promoted_workspace(be, m, n, k, scales.length), which for long blocks is more than matmul's. Status: small_workspace;
-/// unsupported for two bf16 operands in blocks of an odd length, whose pairs (see above) would lie across two blocks.
+/// matmul_promoted_workspace(be, m, n, k, scales.length), which for long blocks is more than matmul's. Status: small_workspace. Pairs
+/// (see above) start at a block's first k; in blocks of an odd length less than k, k ascends without pairs.
 template <class A, class B, class C, matmul_backend Backend, class ScaleA, class ScaleB>
 status matmul_promoted(Backend const& be, product_set const& set, promotion<ScaleA, ScaleB> const& scales, workspace ws) {
     validation check("matmul_promoted");
-    check.require(!takes_pairs<A, B> || scales.length % 2 == 0, status_code::unsupported, "scales.length", "value", scales.length,
-                  "an even length for two bf16 operands");
     check.enough(ws, matmul_promoted_workspace(be, set.m, set.n, set.k, scales.length));
     if (!check.ok() || set.count == 0 || set.m == 0 || set.n == 0) return check.result;
     matmul_service<Backend>::template run_promoted<A, B, C>(be, set, scales, ws);

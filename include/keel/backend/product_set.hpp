@@ -83,8 +83,10 @@ template <class T> KEEL_FN operand_layout layout_of(view<T, 3> v) {
     return {v.data, static_cast<int64_t>(sizeof(T)), v.stride[0], v.stride[1], v.stride[2]};
 }
 
+/// Whether bf16 holds every value of T: bf16 itself and the formats of 8 bits and less.
+template <class T> inline constexpr bool exact_in_bf16 = std::is_same_v<T, bf16> || sizeof(T) == 1;
 /// Whether k runs through pairs, odd element first: the order of the hardware's bf16 dot.
-template <class A, class B> inline constexpr bool takes_pairs = std::is_same_v<A, bf16>&& std::is_same_v<B, bf16>;
+template <class A, class B> inline constexpr bool takes_pairs = exact_in_bf16<A> && exact_in_bf16<B>;
 
 /// Scales of block-scaled operands for a promoted product. Block b is k in [b * length, (b + 1) * length) of the product;
 /// scale_a(item, row, b) and scale_b(item, column, b) give floats, called with rows and columns counted inside the product.
@@ -92,6 +94,9 @@ template <class ScaleA, class ScaleB> struct promotion {
     int64_t length; ///< 1 or more
     ScaleA scale_a;
     ScaleB scale_b;
+
+    /// Whether pairs can be taken: none of them lies across two blocks.
+    KEEL_FN constexpr bool keeps_pairs(int64_t k) const { return length % 2 == 0 || length >= k; }
 };
 
 /// The matrix service: specialised beside each backend that offers it, with

@@ -4,8 +4,8 @@
 //     for k ascending:  acc = fma(a[k], b[k], acc)
 //     c = beta == 0 ? alpha * acc : fma(alpha, acc, beta * d)
 //
-// With both operands bf16, k goes by pairs: first the odd element, then the even one; an odd k ends with a pair whose odd element
-// is 0 * 0. Hardware bf16 dots take this order too (and flush subnormals, which this does not). A NaN is stored as the one NaN.
+// With both operands of formats that bf16 holds, k goes by pairs: first the odd element, then the even one; an odd k ends with a pair
+// whose odd element is 0 * 0. Hardware bf16 dots take this order too. A NaN is stored as the one NaN.
 #pragma once
 
 #include <keel/backend/product_set.hpp>
@@ -20,6 +20,8 @@ template <class A, class B> struct chain_operands {
     product_set const& set;
     one_product const& p;
 
+    static constexpr bool exact_pairs = takes_pairs<A, B>;
+
     KEEL_FN float a(int64_t i, int64_t k) const {
         return load_element(static_cast<A const*>(p.a) + i * set.a.row + k * set.a.column);
     }
@@ -28,9 +30,9 @@ template <class A, class B> struct chain_operands {
     }
 
     /// The chain over k in [first, last), from +0. Pairs start at `first`.
-    KEEL_FN float chain(int64_t i, int64_t j, int64_t first, int64_t last) const {
+    KEEL_FN float chain(int64_t i, int64_t j, int64_t first, int64_t last, bool pairs) const {
         float acc = 0.0f;
-        if constexpr (takes_pairs<A, B>) {
+        if (pairs) {
             for (int64_t k = first; k < last; k += 2) {
                 bool const whole = k + 1 < last;
                 acc = fma(whole ? a(i, k + 1) : 0.0f, whole ? b(k + 1, j) : 0.0f, acc);
@@ -64,7 +66,7 @@ template <class A, class B, class C, class Chain> void run_chains(product_set co
 
 struct plain_chain {
     template <class Operands> KEEL_FN float operator()(int64_t, Operands const& x, int64_t i, int64_t j) const {
-        return x.chain(i, j, 0, x.p.k);
+        return x.chain(i, j, 0, x.p.k, Operands::exact_pairs);
     }
 };
 
@@ -72,11 +74,12 @@ struct plain_chain {
 template <class Promotion> struct promoted_chain {
     Promotion const& scales;
     template <class Operands> KEEL_FN float operator()(int64_t item, Operands const& x, int64_t i, int64_t j) const {
+        bool const pairs = Operands::exact_pairs && scales.keeps_pairs(x.p.k);
         float total = 0.0f;
         for (int64_t first = 0, block = 0; first < x.p.k; first += scales.length, ++block) {
             int64_t const last = first + scales.length < x.p.k ? first + scales.length : x.p.k;
             float const scale = mul(scales.scale_a(item, i, block), scales.scale_b(item, j, block));
-            total = fma(x.chain(i, j, first, last), scale, total);
+            total = fma(x.chain(i, j, first, last, pairs), scale, total);
         }
         return total;
     }

@@ -30,7 +30,8 @@ int64_t scaled_matmul_workspace(B const& be, int64_t m, int64_t n, int64_t k, in
 
 /// C = alpha * A * B + beta * C on codes and scales.
 ///
-/// Formula        for each block of k: block = sum of decode(a) * decode(b), one fma a k ascending, from +0;
+/// Formula        for each block of k: block = sum of decode(a) * decode(b), one fma a k ascending by pairs, the odd element first
+///                (backend/matmul.hpp; in blocks of an odd length less than k without pairs), from +0;
 ///                total = fma(block, scale_a * scale_b, total), blocks ascending; c = fma(alpha, total, beta * c), and alpha * total
 ///                where beta is 0: the old c is not read. All fp32, the same bits for any instruction set and thread count.
 /// Shapes         A [m, k] with blocks L wide along k, B [k, n] with blocks L high, C [m, n]. With codes q of X [t, i], W [o, i] and

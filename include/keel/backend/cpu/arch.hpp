@@ -36,7 +36,7 @@ struct avx512 {
     static constexpr int width = 16;
     static constexpr char const* name() { return "avx512"; }
 };
-/// As avx512, on machines that also have the bf16 dot product and conversions (no kernel uses them yet).
+/// As avx512, on machines that also have the bf16 dot product (pair_dot.hpp); its conversions are not used, which lose subnormals.
 struct avx512bf16 {
     using xsimd_arch = xsimd::avx512bw;
     static constexpr int width = 16;

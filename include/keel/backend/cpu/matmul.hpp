@@ -3,6 +3,7 @@
 #pragma once
 
 #include <exception>
+#include <new>
 
 #include <keel/backend/cpu/cpu.hpp>
 #include <keel/backend/cpu/matmul_plan.hpp>
@@ -22,6 +23,7 @@ struct product_piece {
     float* packed_a;
     float* packed_b;
     float* partial; ///< tiles between depth-blocks; null where k is one block
+    exponent_range *ranges_a, *ranges_b; ///< of each strip up to the current depth-block; null unless slots are pair words
     int64_t row_blocks, column_blocks;
     bool packs_a_late;               ///< with one column-block, A is packed by the chunk that uses it, while it is near
     int64_t first_pack, first_block; ///< this piece's chunks in the group's numbering
@@ -42,12 +44,17 @@ template <class Arch, class Promotion> struct product_group {
     /// Takes the piece if the workspace has room for it.
     KEEL_FN bool add(product_piece piece, workspace& ws) {
         if (count == most_pieces) return false;
-        packed_sizes const size = sizes_of_piece(plan, piece.rows, piece.columns, piece.product.k);
+        int64_t const depth = smaller(piece.product.k, plan.depth);
+        packed_sizes const size = sizes_of_piece(plan, piece.rows, piece.columns, functions.slots_of(depth), piece.product.k > depth);
         workspace left = ws;
         piece.packed_a = left.take<float>(size.a);
         piece.packed_b = left.take<float>(size.b);
         piece.partial = left.take<float>(size.partial);
         if (piece.packed_a == nullptr || piece.packed_b == nullptr || piece.partial == nullptr) return false;
+        if (functions.slots == slot_kind::pair_words) {
+            piece.ranges_a = ranges_after(piece.packed_a + size.a, ceil_div(piece.rows, tile_rows<Arch>));
+            piece.ranges_b = ranges_after(piece.packed_b + size.b, ceil_div(piece.columns, tile_columns<Arch>));
+        }
         ws = left;
         piece.row_blocks = ceil_div(piece.rows, plan.block_rows);
         piece.column_blocks = ceil_div(piece.columns, plan.block_columns);
@@ -65,7 +72,7 @@ template <class Arch, class Promotion> struct product_group {
     KEEL_FN int64_t depth_of(product_piece const& piece) const {
         int64_t const depth = smaller(piece.product.k - depth_begin, plan.depth);
         if (depth <= 0) return depth_begin == 0 ? 0 : -1;
-        return functions.pairs ? round_up(depth, 2) : depth;
+        return functions.slots_of(depth);
     }
 
     static void pack_chunk(void const* context, int64_t chunk) {
@@ -107,10 +114,10 @@ template <class Arch, class Promotion> struct product_group {
         int64_t const end = smaller((row_block + 1) * plan.block_rows, piece.rows);
         for (int64_t row = row_block * plan.block_rows; row < end; row += tile_rows<Arch>) {
             int64_t const offset = (piece.row + row) * set.a.row + depth_begin * set.a.column;
-            functions.pack_a({static_cast<std::byte const*>(piece.product.a) + offset * set.a.element_bytes, set.a.row,
-                              set.a.column, smaller(end - row, tile_rows<Arch>), piece.product.m - piece.row - row,
-                              depth},
-                             strip_of_a(piece, row, slots));
+            note(piece.ranges_a, row / tile_rows<Arch>,
+                 functions.pack_a({static_cast<std::byte const*>(piece.product.a) + offset * set.a.element_bytes, set.a.row, set.a.column,
+                                   smaller(end - row, tile_rows<Arch>), piece.product.m - piece.row - row, depth},
+                                  strip_of_a(piece, row, slots)));
         }
     }
     void pack_columns(product_piece const& piece, int64_t begin) const {
@@ -119,11 +126,29 @@ template <class Arch, class Promotion> struct product_group {
         int64_t const end = smaller(begin + pack_columns_step, piece.columns);
         for (int64_t column = begin; column < end; column += tile_columns<Arch>) {
             int64_t const offset = (piece.column + column) * set.b.column + depth_begin * set.b.row;
-            functions.pack_b({static_cast<std::byte const*>(piece.product.b) + offset * set.b.element_bytes,
-                              set.b.column, set.b.row, smaller(end - column, tile_columns<Arch>),
-                              piece.product.n - piece.column - column, depth},
-                             strip_of_b(piece, column, slots));
+            note(piece.ranges_b, column / tile_columns<Arch>,
+                 functions.pack_b({static_cast<std::byte const*>(piece.product.b) + offset * set.b.element_bytes, set.b.column, set.b.row,
+                                   smaller(end - column, tile_columns<Arch>), piece.product.n - piece.column - column, depth},
+                                  strip_of_b(piece, column, slots)));
         }
+    }
+
+    /// The `count` ranges that end where the strips' memory does: less than the strips leave of it (sizes_of_piece's gaps).
+    KEEL_FN static exponent_range* ranges_after(float* end, int64_t count) {
+        return new (end - count * static_cast<int64_t>(sizeof(exponent_range) / sizeof(float))) exponent_range[static_cast<std::size_t>(count)];
+    }
+    /// The accumulator comes from the earlier depth-blocks, so their elements count as well.
+    KEEL_FN void note(exponent_range* ranges, int64_t strip, exponent_range const& found) const {
+        if (ranges != nullptr) ranges[strip] = depth_begin == 0 ? found : ranges[strip].with(found);
+    }
+    /// The kernel for the tile of two strips.
+    KEEL_FN find_kernel_function kernel_for(product_piece const& piece, int64_t row, int64_t column) const {
+        if constexpr (has_pair_dot<Arch>)
+            if (piece.ranges_a != nullptr)
+                return moderate(piece.ranges_a[row / tile_rows<Arch>], piece.ranges_b[column / tile_columns<Arch>])
+                           ? &find_micro_kernel<Arch, pair_dot_step<Arch>>
+                           : &find_micro_kernel<Arch, two_fma_step<Arch>>;
+        return &find_micro_kernel<Arch, fma_step<Arch>>;
     }
 
     /// All tiles of one block of C: strips of B outside, so that one stays in the nearest cache while tiles of A pass.
@@ -146,10 +171,10 @@ template <class Arch, class Promotion> struct product_group {
                 }
                 int64_t const index = column / tile_columns<Arch> * tile_count + row / tile_rows<Arch>;
                 float* const tile = first && last ? &local[0] : piece.partial + index * tile_size<Arch>;
-                float const* const a = strip_of_a(piece, row, slots);
-                float const* const b = strip_of_b(piece, column, slots);
+                strip_pair const strips{strip_of_a(piece, row, slots), strip_of_b(piece, column, slots), depth_begin, slots,
+                                        functions.depth_of_slot(), kernel_for(piece, row, column)};
                 tile_position const at{piece.item, piece.row + row, piece.column + column, rows, columns};
-                promote.template accumulate<Arch>(at, depth_begin, slots, a, b, tile, first);
+                promote.template accumulate<Arch>(at, strips, tile, first);
                 if (last) finish(piece, at, tile);
             }
     }
@@ -242,12 +267,12 @@ struct cpu_matmul_service {
     }
     template <class A, class B, class C, class Arch, class E>
     static void run(cpu<Arch, E> const& be, product_set const& set, keel::workspace ws) {
-        run_planned<A, B, C>(be, set, plan_of<Arch>(set), no_promotion{}, ws);
+        run_planned<A, B, C>(be, set, plan_of<Arch>(set, takes_pairs<A, B>), no_promotion{}, ws);
     }
     template <class A, class B, class C, class Arch, class E, class ScaleA, class ScaleB>
     static void run_promoted(cpu<Arch, E> const& be, product_set const& set, promotion<ScaleA, ScaleB> const& scales,
                              keel::workspace ws) {
-        matmul_plan const plan = for_scale_blocks(plan_of<Arch>(set), scales.length);
+        matmul_plan const plan = for_scale_blocks(plan_of<Arch>(set, takes_pairs<A, B> && scales.keeps_pairs(set.k)), scales.length);
         run_planned<A, B, C>(be, set, plan, scaled_promotion<ScaleA, ScaleB>{scales}, ws);
     }
     /// With a plan of the caller's. A C with adjacent rows is computed as C^T, whose columns are adjacent.
@@ -255,22 +280,32 @@ struct cpu_matmul_service {
     static void run_planned(cpu<Arch, E> const& be, product_set const& set, matmul_plan const& plan,
                             Promotion const& promote, keel::workspace ws) {
         bool const turn = set.c.column != 1 && set.c.row == 1 && set.options.form == product_form::full;
+        bool const pairs = takes_pairs<A, B> && promote.keeps_pairs(set.k);
         if (turn)
-            multiply_set<Arch>(chunk_runner::of(be, plan.shared), set.transposed(), plan, functions_for<Arch, B, A, C>(),
+            multiply_set<Arch>(chunk_runner::of(be, plan.shared), set.transposed(), plan, functions_for<Arch, B, A, C, Promotion>(pairs),
                                promote.transposed(), ws);
         else
-            multiply_set<Arch>(chunk_runner::of(be, plan.shared), set, plan, functions_for<Arch, A, B, C>(), promote, ws);
+            multiply_set<Arch>(chunk_runner::of(be, plan.shared), set, plan, functions_for<Arch, A, B, C, Promotion>(pairs), promote, ws);
     }
 
 private:
-    /// Offsets cut what m, n or k say as a whole.
-    template <class Arch> KEEL_FN static matmul_plan plan_of(product_set const& set) {
-        return plan_matmul<Arch>(set.m, set.n, set.k, set.cut == ragged::none ? set.count : 1);
+    /// Offsets cut what m, n or k say as a whole. Words of pairs hold twice the depth in the same memory.
+    template <class Arch> KEEL_FN static matmul_plan plan_of(product_set const& set, bool pairs) {
+        matmul_plan plan = plan_matmul<Arch>(set.m, set.n, set.k, set.cut == ragged::none ? set.count : 1);
+        if (has_pair_dot<Arch> && pairs) plan.depth *= 2;
+        return plan;
     }
-    template <class Arch, class A, class B, class C> KEEL_FN static tile_functions functions_for() {
-        constexpr bool pairs = takes_pairs<A, B>;
-        return {&pack_strip<Arch, A, pairs, tile_rows<Arch>>, &pack_strip<Arch, B, pairs, tile_columns<Arch>>,
-                &finish_tile<Arch, C>, &mirror_strip<Arch, C>, pairs};
+    template <class Arch, class A, class B, class C, class Promotion> KEEL_FN static tile_functions functions_for(bool pairs) {
+        constexpr int r = tile_rows<Arch>, c = tile_columns<Arch>;
+        tile_functions f{nullptr, nullptr, &finish_tile<Arch, C>, &mirror_strip<Arch, C>, slot_kind::singles};
+        if constexpr (takes_pairs<A, B> && has_pair_dot<Arch>)
+            f.pack_a = &pack_pair_strip<Arch, A, r>, f.pack_b = &pack_pair_strip<Arch, B, c>, f.slots = slot_kind::pair_words;
+        else if constexpr (takes_pairs<A, B>)
+            f.pack_a = &pack_strip<Arch, A, true, r>, f.pack_b = &pack_strip<Arch, B, true, c>, f.slots = slot_kind::exchanged_pairs;
+        if constexpr (!takes_pairs<A, B> || Promotion::may_split_pairs)
+            if (!pairs)
+                f.pack_a = &pack_strip<Arch, A, false, r>, f.pack_b = &pack_strip<Arch, B, false, c>, f.slots = slot_kind::singles;
+        return f;
     }
 };
 

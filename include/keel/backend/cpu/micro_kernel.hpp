@@ -2,6 +2,7 @@
 #pragma once
 
 #include <keel/backend/cpu/pack.hpp>
+#include <keel/backend/cpu/pair_dot.hpp>
 
 namespace keel::inline KEEL_ABI::detail {
 
@@ -24,9 +25,14 @@ template <class A> KEEL_FN constexpr int kernel_rows(int64_t count) {
     return rows < tile_rows<A> ? rows : tile_rows<A>;
 }
 
-/// tile[i][j] = fma chain over k ascending of a[k][i] * b[k][j], from +0 or from what stands in the tile.
-/// a: `depth` slots of tile_rows floats, of which Rows are used. b: `depth` slots of tile_columns floats. tile: rows of tile_columns floats.
-template <class A, int Rows, int Vectors>
+/// A slot holds one k: a float a line.
+template <class A> struct fma_step {
+    KEEL_FN static pack<A> add(pack<A> const& left, pack<A> const& right, pack<A> const& sum) { return fma(left, right, sum); }
+};
+
+/// tile[i][j] = the chain over slots ascending of Step::add(a[slot][i], b[slot][j], sum), from +0 or from what stands in the tile.
+/// a: `depth` slots of tile_rows words, of which Rows are used. b: `depth` slots of tile_columns words. tile: rows of tile_columns floats.
+template <class A, class Step, int Rows, int Vectors>
 KEEL_FLATTEN void micro_kernel(int64_t depth, float const* a, float const* b, float* tile, bool from_zero) {
     using F = pack<A>;
     constexpr int w = A::width, columns = tile_columns<A>;
@@ -39,7 +45,7 @@ KEEL_FLATTEN void micro_kernel(int64_t depth, float const* a, float const* b, fl
         repeat<Vectors>([&](auto v) { right[v] = load<F>(b + v * w); });
         repeat<Rows>([&](auto i) {
             F const left(a[i]);
-            repeat<Vectors>([&](auto v) { c[i][v] = fma(left, right[v], c[i][v]); });
+            repeat<Vectors>([&](auto v) { c[i][v] = Step::add(left, right[v], c[i][v]); });
         });
         a += tile_rows<A>;
         b += columns;
@@ -48,13 +54,14 @@ KEEL_FLATTEN void micro_kernel(int64_t depth, float const* a, float const* b, fl
 }
 
 using micro_kernel_function = void (*)(int64_t, float const*, float const*, float*, bool);
+using find_kernel_function = micro_kernel_function (*)(int rows, int64_t columns);
 
 /// The kernel for `rows` = kernel_rows(count) and as many packs as `columns` need.
-template <class A> KEEL_FN micro_kernel_function find_micro_kernel(int rows, int64_t columns) {
+template <class A, class Step> micro_kernel_function find_micro_kernel(int rows, int64_t columns) {
     constexpr int full = tile_rows<A>, wide = register_tile<A>::vectors;
     bool const narrow = columns <= A::width;
     auto const choose = [&]<int Rows>(std::integral_constant<int, Rows>) {
-        return narrow ? &micro_kernel<A, Rows, 1> : &micro_kernel<A, Rows, wide>;
+        return narrow ? &micro_kernel<A, Step, Rows, 1> : &micro_kernel<A, Step, Rows, wide>;
     };
     if (rows == full) return choose(std::integral_constant<int, full>{});
     if constexpr (full > 8)

@@ -1,14 +1,16 @@
 // Packing: strips of A and B, decoded to fp32 and laid out in the order in which the micro-kernel reads them.
 //
 // An operand is seen as `lines` (rows of A, columns of B) by `depth` (k). A strip holds R lines: slot p of the strip is R
-// floats, one a line. Slot p belongs to k = p, except where both operands are bf16: there pairs are exchanged (slot 2i holds
-// k = 2i+1), which is the order of the hardware's bf16 dot, and an odd depth ends with a pair whose odd element is zero.
+// floats, one a line. Slot p belongs to k = p, except where k goes by pairs (takes_pairs): there they are exchanged (slot 2i holds
+// k = 2i+1), which is the order of the hardware's bf16 dot, and an odd depth ends with a pair whose odd element is zero. What has
+// that dot packs pairs into words instead (packing_pairs.hpp).
 // Lines past the operand's end hold anything: the rows and columns of C that they make are never stored.
 //
 // Registers are stored whole even where a slot is narrower. Groups of lines are written from the last to the first and
 // slots in ascending order, so what a store writes too much is overwritten by a later one, or lies in the gap after the strip.
 #pragma once
 
+#include <cstring>
 #include <type_traits>
 
 #include <keel/backend/cpu/matmul_plan.hpp>
@@ -26,8 +28,8 @@ struct operand_block {
     int64_t lines, readable, depth;
 };
 
-/// Writes one strip.
-using pack_function = void (*)(operand_block const& from, float* strip);
+/// Writes one strip, and tells the range of its elements where a kernel wants to know it.
+using pack_function = exponent_range (*)(operand_block const& from, float* strip);
 
 /// Floats from one strip to the next.
 template <class A, int R> KEEL_FN constexpr int64_t strip_stride(int64_t slots) {
@@ -53,11 +55,33 @@ template <class T> KEEL_FN float load_decoded_scalar(T const* p) {
         return decode_words<T, float>(static_cast<uint32_t>(p->bits));
 }
 
-/// Elements [0, n) from p on as words of pairs; those past n count as zero.
-template <class U> KEEL_FN U load_pairs_partial(bf16 const* p, int64_t n) {
-    bf16 some[std::size_t{2 * U::width}] = {};
+/// A code of T as the bf16 that is equal to it.
+template <class T, class U> KEEL_FN U as_bf16(U const& code) {
+    if constexpr (std::is_same_v<T, bf16>)
+        return code;
+    else
+        return shr<16>(bits(decode_words<T, pack<typename U::arch>>(code)));
+}
+
+/// A word's two neighbours of T as a pair of bf16.
+template <class T, class U> KEEL_FN U pair_of_neighbours(U const& neighbours) {
+    if constexpr (std::is_same_v<T, bf16>)
+        return neighbours;
+    else
+        return as_bf16<T>(neighbours & U(0xffu)) | shl<16>(as_bf16<T>(shr<8>(neighbours)));
+}
+/// Elements [0, 2 w) from p on, two a word.
+template <class U, class T> KEEL_FN U load_neighbours(T const* p) {
+    if constexpr (sizeof(T) == 2) return load_bytes<U>(p);
+    uint16_t words[std::size_t{U::width}];
+    std::memcpy(&words[0], p, sizeof(words));
+    return load_words<U>(&words[0]);
+}
+/// The same of n < 2 w elements; those past n count as zero codes.
+template <class U, class T> KEEL_FN U load_neighbours_partial(T const* p, int64_t n) {
+    T some[std::size_t{2 * U::width}] = {};
     for (int64_t i = 0; i < n; ++i) some[i] = p[i];
-    return load_bytes<U>(&some[0]);
+    return load_neighbours<U>(&some[0]);
 }
 
 /// Adjacent lines: slots are copied.
@@ -80,7 +104,7 @@ template <class A, class T, bool Paired, int R> KEEL_FN void pack_across(operand
     }
 }
 
-/// Adjacent k: W x W blocks are transposed in registers. A block's word is one element, or a pair of bf16, which gives twice as
+/// Adjacent k: W x W blocks are transposed in registers. A block's word is one element, or a pair as bf16, which gives twice as
 /// many slots.
 template <class A, class T, bool Paired, int R> KEEL_FN void pack_along(operand_block const& from, float* strip) {
     using F = pack<A>;
@@ -104,7 +128,7 @@ template <class A, class T, bool Paired, int R> KEEL_FN void pack_along(operand_
             repeat<w>([&](auto i) {
                 __builtin_prefetch(row[i] + k + 2 * step);
                 if constexpr (Paired)
-                    block[i] = load_bytes<U>(row[i] + k);
+                    block[i] = pair_of_neighbours<T>(load_neighbours<U>(row[i] + k));
                 else
                     block[i] = bits(load_decoded<F>(row[i] + k));
             });
@@ -116,7 +140,7 @@ template <class A, class T, bool Paired, int R> KEEL_FN void pack_along(operand_
             U block[std::size_t{w}];
             for (int i = 0; i < w; ++i) {
                 if constexpr (Paired)
-                    block[i] = load_pairs_partial<U>(row[i] + k, left);
+                    block[i] = pair_of_neighbours<T>(load_neighbours_partial<U>(row[i] + k, left));
                 else
                     block[i] = bits(load_decoded_partial<F>(row[i] + k, left));
             }
@@ -138,13 +162,14 @@ template <class T, bool Paired, int R> KEEL_FN void pack_strided(operand_block c
     }
 }
 
-template <class A, class T, bool Paired, int R> KEEL_FLATTEN void pack_strip(operand_block const& from, float* strip) {
+template <class A, class T, bool Paired, int R> KEEL_FLATTEN exponent_range pack_strip(operand_block const& from, float* strip) {
     if (from.depth_stride == 1)
         pack_along<A, T, Paired, R>(from, strip);
     else if (from.line_stride == 1)
         pack_across<A, T, Paired, R>(from, strip);
     else
         pack_strided<T, Paired, R>(from, strip);
+    return {};
 }
 
 } // namespace keel::inline KEEL_ABI::detail

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <keel/backend/cpu/micro_kernel.hpp>
-#include <keel/backend/cpu/packing.hpp>
+#include <keel/backend/cpu/packing_pairs.hpp>
 #include <keel/backend/product_set.hpp>
 
 namespace keel::inline KEEL_ABI::detail {
@@ -23,45 +23,65 @@ struct tile_target {
 using finish_function = void (*)(float const* tile, int64_t rows, int64_t columns, tile_target const& to, float alpha, float beta);
 using mirror_function = void (*)(void* c, int64_t row_stride, int64_t column_stride, int64_t n, int64_t first_row);
 
+/// What the slots of packed strips hold (packing.hpp, packing_pairs.hpp).
+enum class slot_kind : uint8_t { singles, exchanged_pairs, pair_words };
+
 /// The functions of a product that know its formats; all else is compiled once an architecture.
 struct tile_functions {
     pack_function pack_a, pack_b;
     finish_function finish;
     mirror_function mirror;
-    bool pairs;
+    slot_kind slots;
+
+    KEEL_FN int64_t depth_of_slot() const { return slots == slot_kind::pair_words ? 2 : 1; }
+    /// Slots of a strip of `depth`.
+    KEEL_FN int64_t slots_of(int64_t depth) const {
+        int64_t const even = slots == slot_kind::singles ? depth : round_up(depth, 2);
+        return even / depth_of_slot();
+    }
+};
+
+/// Two packed strips, what their slots hold, and the kernels for it. `depth_begin` is the k of their first slot.
+struct strip_pair {
+    float const* a;
+    float const* b;
+    int64_t depth_begin, slots, depth_of_slot;
+    find_kernel_function find_kernel;
 };
 
 /// The plain sum: the chain goes on in the tile.
 struct no_promotion {
+    static constexpr bool may_split_pairs = false;
     KEEL_FN no_promotion transposed() const { return {}; }
-    template <class Arch> KEEL_FN void accumulate(tile_position const& at, int64_t, int64_t slots, float const* a,
-                                                  float const* b, float* tile, bool first) const {
-        find_micro_kernel<Arch>(kernel_rows<Arch>(at.rows), at.columns)(slots, a, b, tile, first);
+    KEEL_FN static bool keeps_pairs(int64_t) { return true; }
+    template <class Arch> KEEL_FN void accumulate(tile_position const& at, strip_pair const& s, float* tile, bool first) const {
+        s.find_kernel(kernel_rows<Arch>(at.rows), at.columns)(s.slots, s.a, s.b, tile, first);
     }
 };
 
 /// Every scale block sums from zero, then total = fma(block, scale_a * scale_b, total); the tile holds the total.
 template <class ScaleA, class ScaleB> struct scaled_promotion {
+    static constexpr bool may_split_pairs = true;
     promotion<ScaleA, ScaleB> scales;
 
     KEEL_FN scaled_promotion<ScaleB, ScaleA> transposed() const {
         return {{scales.length, scales.scale_b, scales.scale_a}};
     }
+    KEEL_FN bool keeps_pairs(int64_t k) const { return scales.keeps_pairs(k); }
 
-    template <class Arch> void accumulate(tile_position const& at, int64_t depth_begin, int64_t slots, float const* a,
-                                          float const* b, float* tile, bool first) const {
+    template <class Arch> void accumulate(tile_position const& at, strip_pair const& s, float* tile, bool first) const {
         using F = pack<Arch>;
         constexpr int w = Arch::width, width = tile_columns<Arch>;
         alignas(64) float block_sum[std::size_t{tile_size<Arch>}];
         alignas(64) float right[std::size_t{width}] = {};
         int const rows = kernel_rows<Arch>(at.rows);
-        micro_kernel_function const kernel = find_micro_kernel<Arch>(rows, width);
+        micro_kernel_function const kernel = s.find_kernel(rows, width);
+        int64_t const block_slots = ceil_div(scales.length, s.depth_of_slot);
         if (first)
             for (int64_t i = 0; i < tile_size<Arch>; ++i) tile[i] = 0.0f;
-        for (int64_t begin = 0; begin < slots; begin += scales.length) {
-            int64_t const block = (depth_begin + begin) / scales.length;
-            kernel(smaller(scales.length, slots - begin), a + begin * tile_rows<Arch>, b + begin * width, &block_sum[0],
-                   true);
+        for (int64_t begin = 0; begin < s.slots; begin += block_slots) {
+            int64_t const block = (s.depth_begin + begin * s.depth_of_slot) / scales.length;
+            kernel(smaller(block_slots, s.slots - begin), s.a + begin * tile_rows<Arch>, s.b + begin * width, &block_sum[0], true);
             for (int64_t j = 0; j < at.columns; ++j) right[j] = scales.scale_b(at.item, at.column + j, block);
             for (int64_t i = 0; i < at.rows; ++i) {
                 F const left(scales.scale_a(at.item, at.row + i, block));
