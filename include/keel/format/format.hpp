@@ -48,6 +48,12 @@ enum class specials {
     none  ///< every code is finite; NaN has no code and is encoded as the largest value
 };
 
+/// What a stored number is: the bits of its code. As a base it lets e4m3{0x38} name a code, and lets no number in past encode: without it
+/// C++20 reads bf16(1.0f), and a std::vector<bf16> made from a range of floats, as the code 1.
+template <class Storage> struct encoded_bits {
+    Storage bits;
+};
+
 /// The numbers of a format; specialised for each, see derived_traits for the members.
 template <class T> struct format_traits;
 
