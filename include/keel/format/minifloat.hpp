@@ -64,7 +64,7 @@ template <int E, int M, int Bias, specials S> struct codec<minifloat<E, M, Bias,
 
     template <overflow O, rounding R, class F>
     KEEL_FN static constexpr bits_of<F> encode(F const& x, bits_of<F> const& noise) {
-        static_assert(traits::has_nan || O == overflow::saturate, "a format without NaN can only saturate");
+        static_assert(traits::has_nan || O == overflow::saturate, "keel: a format without NaN can only saturate: encode<e2m1, overflow::saturate>(x)");
         using U = bits_of<F>;
         U const u = bits(x);
         U const a = u & U(magnitude_mask);

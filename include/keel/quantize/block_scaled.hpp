@@ -27,12 +27,18 @@ struct e8m0_scale {
     static constexpr bool is_power_of_two = true;
 };
 
+/// What Scale may be: one of these three.
+template <class T> concept kind_of_scale = requires {
+    typename T::storage;
+    { T::is_power_of_two } -> std::convertible_to<bool>;
+};
+
 /// As Rows or Columns: blocks as long as the matrix. 1 x whole is a scale a row, whole x 1 one a column, whole x whole one for all.
 inline constexpr int whole = 0x7fffffff;
 
 /// x[i, j] = decode(codes[i, j]) * decode(scales[i / Rows, j / Columns]). Codes and scales in any order; the last block of a row or column
 /// may be partial. The scale multiplies on decoding. With a Code const both are read only.
-template <class Code, class Scale, int Rows, int Columns, class Layout = strided_scales> struct block_scaled {
+template <class Code, kind_of_scale Scale, int Rows, int Columns, class Layout = strided_scales> struct block_scaled {
     using code = Code;
     using scale_kind = Scale;
     using scale_storage =

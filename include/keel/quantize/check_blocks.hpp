@@ -34,6 +34,7 @@ KEEL_HOST void check_blocks(validation& check, char const* codes, char const* sc
 template <class X, class Code, class Scale, int Rows, int Columns, class Layout>
 KEEL_HOST void check_new_blocks(validation& check, char const* codes, char const* scales, view<X, 2> x,
                                 block_scaled<Code, Scale, Rows, Columns, Layout> const& q) {
+    static_assert(format_traits<Code>::bias < 127, "keel: codes are e4m3, e5m2 or another format of a byte, not bf16 or float");
     static_assert(format_traits<Code>::max_exponent >= 1, "keel: codes whose largest value is below 2 leave large blocks no scale");
     check_blocks(check, codes, scales, q, x.extent[0], x.extent[1]);
     check.distinct(codes, q.codes).distinct(scales, memory_of(q.scales));

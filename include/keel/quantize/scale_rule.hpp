@@ -71,7 +71,7 @@ struct ocp_floor {
 
     template <class X, class Code, class F, class Scale>
     KEEL_FN static block_scale<F> of(Scale, bits_of<F> const& amax) {
-        static_assert(Scale::is_power_of_two, "ocp_floor makes powers of two");
+        static_assert(Scale::is_power_of_two, "keel: ocp_floor makes powers of two; blocks with power_of_two_scale or e8m0_scale take it");
         using U = bits_of<F>;
         constexpr uint32_t exponent = (format_traits<Code>::max_float_bits >> 23) - 127,
                            least = detail::least_exponent<Scale>;
@@ -86,7 +86,7 @@ struct ocp_even {
 
     template <class X, class Code, class F, class Scale>
     KEEL_FN static block_scale<F> of(Scale, bits_of<F> const& amax) {
-        static_assert(Scale::is_power_of_two, "ocp_even makes powers of two");
+        static_assert(Scale::is_power_of_two, "keel: ocp_even makes powers of two; blocks with power_of_two_scale or e8m0_scale take it");
         using U = bits_of<F>;
         constexpr int cut = 23 - format_traits<Code>::mantissa_bits;
         constexpr uint32_t exponent = (format_traits<Code>::max_float_bits >> 23) - 127, least = detail::least_exponent<Scale>;
@@ -101,7 +101,7 @@ struct nearest {
 
     template <class X, class Code, class F, class Scale>
     KEEL_FN static block_scale<F> of(Scale, bits_of<F> const& amax) {
-        static_assert(Scale::is_power_of_two, "nearest makes powers of two");
+        static_assert(Scale::is_power_of_two, "keel: nearest makes powers of two; blocks with power_of_two_scale or e8m0_scale take it");
         using U = bits_of<F>;
         // code_max * sqrt(2), rounded up, has the mantissa past which the next power is nearer.
         constexpr uint32_t turn = turning_point((format_traits<Code>::max)());
