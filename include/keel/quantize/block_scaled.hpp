@@ -46,7 +46,7 @@ template <class Code, kind_of_scale Scale, int Rows, int Columns, class Layout =
     using scale_matrix = typename Layout::template matrix<scale_storage>;
     static constexpr int block_rows = Rows;
     static constexpr int block_columns = Columns;
-    static_assert(sizeof(scale_storage) == 1 || std::is_same_v<Layout, strided_scales>, "keel: only scales of one byte lie in 128x4 tiles");
+    static_assert(sizeof(scale_storage) == 1 || std::is_same_v<Layout, strided_scales>, "keel: only scales of one byte lie in tiles or words");
 
     view<Code, 2> codes = {};
     scale_matrix scales = {};
@@ -77,12 +77,12 @@ KEEL_FN constexpr block_scaled<Code, Scale, Rows, Columns, Layout> slice(block_s
 }
 
 /// The published shapes by name.
-template <class Code = e4m3, class Scale = fp32_scale> using row_blocks =
-    block_scaled<Code, Scale, 1, 128>; ///< activations, gradients
-template <class Code = e4m3, class Scale = fp32_scale> using column_blocks =
-    block_scaled<Code, Scale, 128, 1>; ///< the same, along the columns
-template <class Code = e4m3, class Scale = fp32_scale> using tile_blocks =
-    block_scaled<Code, Scale, 128, 128>;                                              ///< weights
+template <class Code = e4m3, class Scale = fp32_scale, class Layout = strided_scales> using row_blocks =
+    block_scaled<Code, Scale, 1, 128, Layout>; ///< activations, gradients
+template <class Code = e4m3, class Scale = fp32_scale, class Layout = strided_scales> using column_blocks =
+    block_scaled<Code, Scale, 128, 1, Layout>; ///< the same, along the columns
+template <class Code = e4m3, class Scale = fp32_scale, class Layout = strided_scales> using tile_blocks =
+    block_scaled<Code, Scale, 128, 128, Layout>; ///< weights
 template <class Code = e4m3, class Layout = strided_scales> using mx_blocks =
     block_scaled<Code, e8m0_scale, 1, 32, Layout>; ///< OCP MX
 
