@@ -104,4 +104,52 @@ TEST_CASE("round_to_odd keeps floats and marks what is lost") {
     CHECK(word_of(round_to_odd(-0.0)) == 0x80000000u);
 }
 
+/// The integers around the middle of two neighbouring values, low of code `code` and high of the next, and beside the two.
+template <class T> void check_integers(uint32_t code, uint32_t sign, double low, double high, mismatches& bad) {
+    auto const check = [&](int64_t x, uint32_t nearest, uint32_t inward) { // inward: the smaller magnitude, if x lies between two
+        bad.check(static_cast<double>(x), to_word(encode<T, overflow::to_nonfinite>(x)), nearest, 0);
+        bad.check(static_cast<double>(-x), to_word(encode<T, overflow::to_nonfinite>(-x)), nearest | sign, 1);
+        bad.check(static_cast<double>(x), to_word(encode<T, overflow::saturate, rounding::toward_zero>(x)), inward, 2);
+        bad.check(static_cast<double>(-x), to_word(encode<T, overflow::saturate, rounding::upward>(-x)), inward | sign, 3);
+    };
+    int64_t const first = static_cast<int64_t>(low), middle = static_cast<int64_t>((low + high) / 2), last = static_cast<int64_t>(high);
+    check(first, code, code), check(first + 1, code, code), check(middle - 1, code, code);
+    check(middle, code + code % 2, code); // a tie
+    check(middle + 1, code + 1, code), check(last - 1, code + 1, code);
+    bad.check(low, to_word(encode<T, overflow::saturate, rounding::upward>(first + 1)), code + 1, 4);
+}
+
+TEMPLATE_TEST_CASE("an integer is rounded once, of 64 bits too", "", bf16, f16, e4m3, e5m2) {
+    oracle const o(layout_of<TestType>);
+    mismatches bad;
+    int64_t pairs = 0;
+    for (uint32_t c = 0; c < o.format().max_code && o.steps()[c + 1] < 0x1p63; ++c) {
+        if (o.steps()[c + 1] - o.steps()[c] < 4) continue; // so that all six are different integers
+        check_integers<TestType>(c, o.sign_code(), o.steps()[c], o.steps()[c + 1], bad);
+        ++pairs;
+    }
+    INFO(o.format().name << ": " << bad);
+    CHECK((bad.count == 0 && pairs >= 10));
+}
+
+TEST_CASE("an integer becomes a float") {
+    mismatches bad;
+    for (uint32_t exponent = 25; exponent < 63; ++exponent)
+        for (uint32_t const mantissa : {0u, 1u, 0x2aaaaau, 0x555555u, 0x7ffffeu}) {
+            uint32_t const code = (exponent + 127) << 23 | mantissa;
+            check_integers<float>(code, 0x80000000u, static_cast<double>(from_word<float>(code)), static_cast<double>(from_word<float>(code + 1)), bad);
+        }
+    INFO(bad);
+    CHECK(bad.count == 0);
+}
+
+template <class T, class N> concept takes = requires(N x) { encode<T>(x); };
+static_assert(takes<bf16, char> && takes<bf16, unsigned> && takes<float, int64_t> && !takes<bf16, bool>);
+static_assert(to_word(encode<bf16>(1)) == 0x3f80 && to_word(encode<bf16>(0u)) == 0 && to_word(encode<f16>(-3)) == 0xc200);
+static_assert(to_word(encode<bf16>(int64_t{16973823})) == 0x4b81); // ml_dtypes#401
+static_assert(to_word(encode<bf16>(std::numeric_limits<int64_t>::min())) == 0xdf00);
+static_assert(to_word(encode<float>(std::numeric_limits<uint64_t>::max())) == 0x5f800000u);
+static_assert(to_word(encode<float, overflow::to_nonfinite, rounding::toward_zero>(std::numeric_limits<uint64_t>::max())) == 0x5f7fffffu);
+static_assert(to_word(encode<e4m3, overflow::saturate>(1000)) == 0x7e && to_word(encode<e8m0, overflow::saturate>(3)) == 0x81);
+
 } // namespace

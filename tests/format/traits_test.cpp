@@ -26,6 +26,14 @@ static_assert(!scalar_format<int> && !scalar_format<double>);
 static_assert(std::is_same_v<decltype(bf16::bits), uint16_t> && std::is_same_v<decltype(e4m3::bits), uint8_t>);
 static_assert(e4m3{0x38}.bits == 0x38);
 
+// A number becomes a code by encode alone, and comes back by decode alone: C++20 makes aggregates from parentheses too, so that g++ took
+// 3.5f for the code 3.
+template <class T> constexpr bool takes_no_number =
+    !std::is_constructible_v<T, float> && !std::is_constructible_v<T, double> && !std::is_constructible_v<T, int> &&
+    !std::is_constructible_v<float, T> && !std::is_convertible_v<T, float>;
+static_assert(takes_no_number<bf16> && takes_no_number<f16> && takes_no_number<e4m3> && takes_no_number<e5m2>);
+static_assert(takes_no_number<e8m0> && takes_no_number<e2m1> && takes_no_number<e2m1x2> && takes_no_number<toy>);
+
 // Who has a plain store.
 static_assert(has_store_policy<float> && has_store_policy<bf16> && has_store_policy<f16>);
 static_assert(!has_store_policy<e4m3> && !has_store_policy<e5m2> && !has_store_policy<e8m0>);

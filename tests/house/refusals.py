@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What must not compile: flags that delete NaN tests or change rounding, a language before C++20, and blocks whose scales do not fit
-their consumer. Where a compiler has no macro for its flag, the probe must tell."""
+"""What must not compile: flags that delete NaN tests or change rounding, a language before C++20, blocks whose scales do not fit
+their consumer, and numbers that are not encoded; with a word that helps. Where a compiler has no macro for its flag, the probe must tell."""
 import pathlib
 import sys
 import tempfile
@@ -28,7 +28,7 @@ PROBED = [["-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"], ["-
 PROBE = "#include <cstdio>\n#include <keel/core/environment.hpp>\nint main() { std::puts(keel::probe().message()); }\n"
 
 
-# The types compile alone, and with none of the refused lines after them.
+# The types compile alone, and with none of the refused lines after them; the third word is one that the error says.
 TYPES = """#include <keel/backend/reference.hpp>
 #include <keel/quantize/quantize.hpp>
 using namespace keel;
@@ -40,7 +40,16 @@ TYPES_REFUSED = [
     ("an fp32 power of two for a consumer of e8m0",
      "status f(view<float, 2> y) { return microscaling(block_scaled<e4m3, power_of_two_scale, 1, 32>{}, y); }"),
     ("ocp_floor with fp32 scales", "status f(view<float, 2> x, row_blocks<> q) { "
-     "return quantize<overflow::saturate, scale_rules::ocp_floor>(reference{}, x, q); }"),
+     "return quantize<overflow::saturate, scale_rules::ocp_floor>(reference{}, x, q); }", "power_of_two_scale"),
+    ("a float as a kind of scale", "block_scaled<e4m3, float, 1, 128> q;", "kind_of_scale"),
+    ("a matrix of doubles", "status f(view<double, 2> x, row_blocks<> q) { return quantize<overflow::saturate>(reference{}, x, q); }", "not double"),
+    ("bf16 as a code", "status f(view<float, 2> x, row_blocks<minifloat<8, 7, 127, specials::ieee>> q) { "
+     "return quantize<overflow::saturate>(reference{}, x, q); }", "e4m3, e5m2 or another format"),
+    ("a cast to a format", "e4m3 f(float x) { return e4m3(x); }", "encode"),
+    ("a scale cast from a number", "e8m0 f(float x) { return static_cast<e8m0>(x); }", "encode"),
+    ("a code as a float", "float f(e4m3 x) { return x; }", "decode"),
+    ("arithmetic on codes", "float f(e8m0 x) { return x * 2.0f; }", "decode"),
+    ("FP8 without a word on overflow", "e4m3 f(float x) { return encode<e4m3>(x); }", "overflow::saturate"),
     ("codes that are only read, as an output",
      "status f(view<float, 2> x, row_blocks<e4m3 const> q) { return quantize<overflow::saturate>(reference{}, x, q); }"),
 ]
@@ -74,7 +83,11 @@ def main():
         code, output = house.run(command, TYPES)
         if code != 0:
             failures.append(f"{compiler} refuses blocks that fit\n{house.errors(output)}")
-        failures += [f"{compiler} takes {what}" for what, text in TYPES_REFUSED if house.run(command, TYPES + text)[0] == 0]
+        for what, text, *words in TYPES_REFUSED:
+            code, output = house.run(command, TYPES + text)
+            if code == 0:
+                failures.append(f"{compiler} takes {what}")
+            failures += [f"{compiler} refuses {what} without a word of {word}\n{house.errors(output)}" for word in words if word not in output]
     return house.report("refusals", failures)
 
 

@@ -1,6 +1,7 @@
 // Every scale rule against its published formula, on a sample of all magnitudes and around every place where a rule turns.
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include <keel/format/bf16.hpp>
@@ -144,6 +145,37 @@ TEST_CASE("a NaN or Inf that reaches a rule makes the scale and the multiplier N
     check(scale_rules::nearest{}, power_of_two_scale{}), check(scale_rules::deep_gemm{}, fp32_scale{});
     check(scale_rules::deep_gemm{}, e8m0_scale{}), check(scale_rules::transformer_engine{}, fp32_scale{});
     check(scale_rules::transformer_engine{}, power_of_two_scale{});
+}
+
+namespace {
+/// As the head of scale_rule.hpp shows it.
+struct floor_1e12 {
+    static constexpr bool bounded = true;
+    template <class X, class Code, class F> KEEL_FN static block_scale<F> of(fp32_scale, bits_of<F> const& amax) {
+        using U = bits_of<F>;
+        F const top = as_float(select(gt(amax, U(infinity_bits - 1)), U(nan_bits), umax(amax, U(bits(1e-12f)))));
+        F const scale = div(top, F((format_traits<Code>::max)()));
+        return {scale, div(F(1.0f), scale)};
+    }
+};
+} // namespace
+
+TEST_CASE("a rule of one's own passes as keel's do") {
+    float const x[4] = {1e-20f, -7.0f, 3.0f, std::numeric_limits<float>::infinity()};
+    auto const X = rows(x, 2, 2);
+    keel_test::for_main_backends([&](std::string const& name, auto const& be) {
+        INFO(name);
+        e4m3 codes[4] = {};
+        float scales[2] = {};
+        row_blocks<> const q{rows(codes, 2, 2), rows(scales, 2, 1)};
+        quantize<overflow::saturate, floor_1e12>(be, slice(X, 0, 1), slice(q, 0, 1)).or_throw();
+        quantize<overflow::saturate, floor_1e12>(be, slice(X, 1, 1), slice(q, 1, 1), {non_finite_policy::poison}).or_throw();
+        CHECK((scales[0] == 7.0f / 448 && codes[0].bits == 0 && codes[1].bits == 0xfe));
+        CHECK((std::isnan(scales[1]) && codes[2].bits == 0x7f && codes[3].bits == 0x7f));
+        float const tiny[2] = {1e-30f, 0.0f};
+        quantize<overflow::saturate, floor_1e12>(be, rows(tiny, 1, 2), slice(q, 0, 1)).or_throw();
+        CHECK((scales[0] == 1e-12f / 448 && codes[0].bits == 0));
+    });
 }
 
 TEST_CASE("a rule that rounds down saturates the block's largest elements, and the report says so") {

@@ -15,6 +15,7 @@ import csv
 import datetime
 import importlib
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -136,9 +137,15 @@ def ask_command(command, rows):
     """The same of a program that is told every policy: an `any` row is put once under each."""
     asked = [dict(r, overflow=o) for r in rows for o in (FORMATS[r["target"]].overflows if r["overflow"] == "any" else [r["overflow"]])]
     questions = "".join(" ".join(r[k] for k in ("source", "bits", "target", "rounding", "overflow")) + "\n" for r in asked)
-    lines = subprocess.run(command, shell=True, input=questions, capture_output=True, text=True, check=True).stdout.split()
+    run = subprocess.run(command, shell=True, input=questions, capture_output=True, text=True)
+    lines = run.stdout.split()
+    if run.returncode != 0:
+        raise SystemExit(f"score: `{command}` ended with {run.returncode}\n{run.stderr[-1000:]}")
     if len(lines) != len(asked):
         raise SystemExit(f"score: {len(asked)} questions, {len(lines)} answers")
+    for question, line in zip(questions.splitlines(), lines):
+        if line != "-" and not re.fullmatch("(0x)?[0-9a-fA-F]+", line):
+            raise SystemExit(f"score: `{question}` was answered by {line!r}, which is neither a code in hex nor -")
     results = []
     for target in FORMATS:
         pairs = [(r, int(line, 16)) for r, line in zip(asked, lines) if r["target"] == target and line != "-"]
@@ -176,7 +183,7 @@ class Score:
 
 def question_text(row):
     number = SOURCES[row["source"]].number(int(row["bits"], 16))
-    value = number[1] if isinstance(number[1], str) else f"{float(number[1]):.9g}"
+    value = number[1] if isinstance(number[1], str) else f"{float(number[1]):.{9 if row['source'] == 'f32' else 17}g}"
     return f"{row['source']} {row['bits']} ({'-' if number[0] else ''}{value})"
 
 
@@ -219,6 +226,8 @@ def main():
                 continue
             scores += [Score(f"{library.name} {library.version}", *r) for r in ask_library(library, rows)]
     print(f"conversions.csv version {version}, {datetime.date.today()}\n")
+    if not scores:
+        raise SystemExit("nothing was scored")
     show_markdown(scores) if options.markdown else show(scores, options.few)
 
 

@@ -15,7 +15,10 @@ template <class T> KEEL_FN T const* address(T const* p, int64_t elements, int64_
 }
 
 /// The storage word of a format's element: p->bits.
-template <class T> KEEL_FN auto* storage_of(T* p) { return &p->bits; }
+template <class T> KEEL_FN auto* storage_of(T* p) {
+    static_assert(requires { p->bits; }, "keel: elements are float, bf16, f16, FP8 or another format of keel's; not double, not integers");
+    return &p->bits;
+}
 
 /// The low bits of a word into an element.
 template <class T> KEEL_FN void store_bits(T* p, uint32_t word) {

@@ -17,8 +17,8 @@
 
 namespace keel {
 
-struct e8m0 {
-    uint8_t bits;
+struct e8m0 : encoded_bits<uint8_t> { // from a number: keel::encode<e8m0, overflow, rounding>(x)
+    operator float() const = delete;  // its value: keel::decode(x)
 };
 
 template <> struct format_traits<e8m0> {

@@ -1,6 +1,6 @@
 // Scalar formats: what a stored number is, how a float is rounded into it, and what happens past its largest value.
 //
-//     encode<e4m3, overflow::saturate>(x)                     float or double -> code, one rounding
+//     encode<e4m3, overflow::saturate>(x)                     float, double or integer -> code, one rounding
 //     encode<bf16>(x)                                         IEEE behaviour: the default of float, bf16 and f16
 //     encode<bf16, overflow::saturate, rounding::stochastic>(x, random_word)
 //     decode(code)                                            code -> float, exact
@@ -46,6 +46,12 @@ enum class specials {
     fn,   ///< "finite": no Inf; only the code of all ones (either sign) is NaN
     fnuz, ///< "finite, unsigned zero": no Inf, no -0; the code of -0 is the NaN
     none  ///< every code is finite; NaN has no code and is encoded as the largest value
+};
+
+/// What a stored number is: the bits of its code. As a base it lets e4m3{0x38} name a code, and lets no number in past encode: without it
+/// C++20 reads bf16(1.0f), and a std::vector<bf16> made from a range of floats, as the code 1.
+template <class Storage> struct encoded_bits {
+    Storage bits;
 };
 
 /// The numbers of a format; specialised for each, see derived_traits for the members.
@@ -206,6 +212,17 @@ KEEL_FN constexpr T encode(double x, uint32_t noise) {
     } else {
         return encode<T, O, R>(round_to_odd(x), noise);
     }
+}
+
+/// The code of an integer of up to 64 bits: one rounding, whatever its size.
+template <scalar_format T, overflow O = store_policy<T>::out_of_range, rounding R = rounding::nearest_even, std::integral N>
+    requires(R != rounding::stochastic && !std::is_same_v<N, bool> && sizeof(N) <= 8)
+KEEL_FN constexpr T encode(N x) {
+    bool const negative = x < N{0};
+    uint64_t a = negative ? uint64_t{0} - static_cast<uint64_t>(x) : static_cast<uint64_t>(x);
+    if (a >> 53 != 0) a = (a & ~uint64_t{0x7ff}) | static_cast<uint64_t>((a & 0x7ff) != 0) << 11; // round_to_odd, to a double
+    double const magnitude = static_cast<double>(a);
+    return encode<T, O, R>(negative ? -magnitude : magnitude);
 }
 
 /// The value of a code, exact.

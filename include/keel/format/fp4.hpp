@@ -18,9 +18,7 @@ namespace keel {
 using e2m1 = minifloat<2, 1, 1, specials::none>;
 
 /// Two elements of a row in a byte: the one of the lower index in the low half. No scalar_format: its halves are.
-struct e2m1x2 {
-    uint8_t bits;
-};
+struct e2m1x2 : encoded_bits<uint8_t> {};
 
 KEEL_FN constexpr e2m1x2 pair_of(e2m1 low, e2m1 high) {
     return {static_cast<uint8_t>((low.bits & 0xfu) | static_cast<uint32_t>(high.bits) << 4)};

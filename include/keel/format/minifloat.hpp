@@ -35,10 +35,12 @@
 
 namespace keel {
 
-/// A stored number: its bits and nothing else. encode and decode convert; arithmetic is done in float.
-template <int ExponentBits, int MantissaBits, int Bias, specials Specials> struct minifloat {
+/// A stored number: its bits and nothing else. encode and decode convert, and no cast does; arithmetic is done in float.
+///     bf16 y = encode<bf16>(1.5f);     float x = decode(y);     e4m3 one{0x38};     from_word<e4m3>(0x38)
+template <int ExponentBits, int MantissaBits, int Bias, specials Specials>
+struct minifloat : encoded_bits<typename derived_traits<ExponentBits, MantissaBits, Bias, Specials>::storage> { // from a number: keel::encode<T>(x)
     static_assert(ExponentBits >= 2 && MantissaBits >= 1 && 1 + ExponentBits + MantissaBits <= 16);
-    typename derived_traits<ExponentBits, MantissaBits, Bias, Specials>::storage bits;
+    operator float() const = delete; // its value: keel::decode(x)
 };
 
 template <int E, int M, int Bias, specials S> struct format_traits<minifloat<E, M, Bias, S>>
@@ -62,7 +64,7 @@ template <int E, int M, int Bias, specials S> struct codec<minifloat<E, M, Bias,
 
     template <overflow O, rounding R, class F>
     KEEL_FN static constexpr bits_of<F> encode(F const& x, bits_of<F> const& noise) {
-        static_assert(traits::has_nan || O == overflow::saturate, "a format without NaN can only saturate");
+        static_assert(traits::has_nan || O == overflow::saturate, "keel: a format without NaN can only saturate: encode<e2m1, overflow::saturate>(x)");
         using U = bits_of<F>;
         U const u = bits(x);
         U const a = u & U(magnitude_mask);

@@ -23,8 +23,8 @@ template <class Weight = bf16> struct kahan_weights {
 
 namespace keel::inline KEEL_ABI {
 
-/// weight += update, with compensation, unless the gate is closed. The update is any optimiser's change of the weights, its learning
-/// rate, sign and decay included; gate.clip belongs to gradients and is not applied.
+/// weight += update, with compensation, unless the gate is closed (who has no guard passes open_gate()). The update is any optimiser's
+/// change of the weights, its learning rate, sign and decay included; gate.clip belongs to gradients and is not applied.
 ///
 /// Formula        y = d + c; s = w + y; lost = what this sum rounds away, exactly (two-sum); w = s in the weight's format;
 ///                c = (s - w) + lost, with the new w, in the weight's format. y, s and the last sum are one rounding each in fp32, s - w is

@@ -27,12 +27,18 @@ struct e8m0_scale {
     static constexpr bool is_power_of_two = true;
 };
 
+/// What Scale may be: one of these three.
+template <class T> concept kind_of_scale = requires {
+    typename T::storage;
+    { T::is_power_of_two } -> std::convertible_to<bool>;
+};
+
 /// As Rows or Columns: blocks as long as the matrix. 1 x whole is a scale a row, whole x 1 one a column, whole x whole one for all.
 inline constexpr int whole = 0x7fffffff;
 
 /// x[i, j] = decode(codes[i, j]) * decode(scales[i / Rows, j / Columns]). Codes and scales in any order; the last block of a row or column
 /// may be partial. The scale multiplies on decoding. With a Code const both are read only.
-template <class Code, class Scale, int Rows, int Columns, class Layout = strided_scales> struct block_scaled {
+template <class Code, kind_of_scale Scale, int Rows, int Columns, class Layout = strided_scales> struct block_scaled {
     using code = Code;
     using scale_kind = Scale;
     using scale_storage =
@@ -40,7 +46,7 @@ template <class Code, class Scale, int Rows, int Columns, class Layout = strided
     using scale_matrix = typename Layout::template matrix<scale_storage>;
     static constexpr int block_rows = Rows;
     static constexpr int block_columns = Columns;
-    static_assert(sizeof(scale_storage) == 1 || std::is_same_v<Layout, strided_scales>, "keel: only scales of one byte lie in 128x4 tiles");
+    static_assert(sizeof(scale_storage) == 1 || std::is_same_v<Layout, strided_scales>, "keel: only scales of one byte lie in tiles or words");
 
     view<Code, 2> codes = {};
     scale_matrix scales = {};
@@ -71,12 +77,12 @@ KEEL_FN constexpr block_scaled<Code, Scale, Rows, Columns, Layout> slice(block_s
 }
 
 /// The published shapes by name.
-template <class Code = e4m3, class Scale = fp32_scale> using row_blocks =
-    block_scaled<Code, Scale, 1, 128>; ///< activations, gradients
-template <class Code = e4m3, class Scale = fp32_scale> using column_blocks =
-    block_scaled<Code, Scale, 128, 1>; ///< the same, along the columns
-template <class Code = e4m3, class Scale = fp32_scale> using tile_blocks =
-    block_scaled<Code, Scale, 128, 128>;                                              ///< weights
+template <class Code = e4m3, class Scale = fp32_scale, class Layout = strided_scales> using row_blocks =
+    block_scaled<Code, Scale, 1, 128, Layout>; ///< activations, gradients
+template <class Code = e4m3, class Scale = fp32_scale, class Layout = strided_scales> using column_blocks =
+    block_scaled<Code, Scale, 128, 1, Layout>; ///< the same, along the columns
+template <class Code = e4m3, class Scale = fp32_scale, class Layout = strided_scales> using tile_blocks =
+    block_scaled<Code, Scale, 128, 128, Layout>; ///< weights
 template <class Code = e4m3, class Layout = strided_scales> using mx_blocks =
     block_scaled<Code, e8m0_scale, 1, 32, Layout>; ///< OCP MX
 

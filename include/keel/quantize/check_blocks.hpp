@@ -9,11 +9,11 @@ namespace keel {
 template <class T> KEEL_HOST void check_scales(validation& check, char const* name, view<T, 2> const& scales, int64_t row_count, int64_t column_count) {
     check.shape(name, scales, row_count, column_count);
 }
-template <class T>
-KEEL_HOST void check_scales(validation& check, char const* name, swizzled_view<T> const& scales, int64_t row_count, int64_t column_count) {
+template <class T, class Tile>
+KEEL_HOST void check_scales(validation& check, char const* name, tiled_view<T, Tile> const& scales, int64_t row_count, int64_t column_count) {
     check.shape(name, view<T, 2>{scales.data, {scales.extent[0], scales.extent[1]}, {0, 0}}, row_count, column_count);
     int const r = scales.turned ? 1 : 0;
-    check.require(scales.origin[0] >= 0 && scales.origin[1] >= 0 && scales.origin[r] + scales.extent[r] <= scales.tile_rows * 128 &&
+    check.require(scales.origin[0] >= 0 && scales.origin[1] >= 0 && scales.origin[r] + scales.extent[r] <= scales.tile_rows * Tile::height &&
                       scales.origin[1 - r] + scales.extent[1 - r] <= scales.tiles * 4,
                   status_code::bad_shape, name, "tiles for all elements");
 }
@@ -34,6 +34,7 @@ KEEL_HOST void check_blocks(validation& check, char const* codes, char const* sc
 template <class X, class Code, class Scale, int Rows, int Columns, class Layout>
 KEEL_HOST void check_new_blocks(validation& check, char const* codes, char const* scales, view<X, 2> x,
                                 block_scaled<Code, Scale, Rows, Columns, Layout> const& q) {
+    static_assert(format_traits<Code>::bias < 127, "keel: codes are e4m3, e5m2 or another format of a byte, not bf16 or float");
     static_assert(format_traits<Code>::max_exponent >= 1, "keel: codes whose largest value is below 2 leave large blocks no scale");
     check_blocks(check, codes, scales, q, x.extent[0], x.extent[1]);
     check.distinct(codes, q.codes).distinct(scales, memory_of(q.scales));

@@ -26,8 +26,8 @@ KEEL_FN float largest_amax(view<float const, 1> history) {
 ///                scale and multiplier by `Rule` from amax, code = encode(x * multiplier), as quantize. Then the history moves by one:
 ///                history[i] = history[i - 1], history[0] = the tensor's largest finite magnitude.
 /// Shapes         x, out.codes [rows, columns], by any strides, fastest with adjacent columns; out.scales [1, 1]; history [1 or more],
-///                newest first, zeros at the start: caller-owned state, to be kept with the model. Where x is empty there is no block, so
-///                out.scales has an extent of 0 too, and the history stays as it was.
+///                newest first, zeros at the start: caller-owned state, to be kept with the model (of one entry: the scale of the last call's
+///                tensor). Where x is empty there is no block, so out.scales has an extent of 0 too, and the history stays as it was.
 /// Formats        as quantize; codes that have a NaN.
 /// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (margin; a history that is negative or not finite).
 /// Overflow       elements beyond the scale's range are the price of not looking first: `Overflow` says what becomes of them, the

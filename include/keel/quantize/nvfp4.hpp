@@ -28,8 +28,9 @@ KEEL_HOST void check_nvfp4(validation& check, char const* name, char const* code
     check.shape(tensor_scale, q.tensor_scale, 1);
 }
 
-/// Quantises a matrix to NVFP4: quantize_nvfp4(be, x, out), or by another rule than the default
-/// quantize_nvfp4<nvfp4_rules::round_up>(be, x, out).
+/// Quantises a matrix to NVFP4:
+///     quantize_nvfp4(be, x, out).or_throw();                              // by the default rule, nearest
+///     quantize_nvfp4<nvfp4_rules::round_up>(be, x, out).or_throw();       // by another one
 ///
 /// Formula        amax = largest finite magnitude, of the tensor and of each block of 16 in a row (integer maxima of bits). The default
 ///                rule, nvfp4_rules::nearest: S = max(amax, 2688 * 2^-117) / 2688; for each block

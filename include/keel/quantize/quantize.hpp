@@ -81,8 +81,9 @@ void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows,
     quantize_strips<Overflow, Rule>(be, spread_rows<value const>{from}, spread_rows<Code>{out.codes}, out, options, report, events, rounding);
 }
 
-/// Quantises a matrix to codes with one scale a block: quantize<overflow::saturate>(be, x, out), or by another rule than the default
-/// quantize<overflow::saturate, scale_rules::deep_gemm>(be, x, out).
+/// Quantises a matrix to codes with one scale a block:
+///     quantize<overflow::saturate>(be, x, out).or_throw();                            // by the default rule, round_up
+///     quantize<overflow::saturate, scale_rules::deep_gemm>(be, x, out).or_throw();    // by another one
 ///
 /// `Overflow` has no default: whether 1000 becomes 448 or NaN is the caller's decision. Under rules that round the scale up a finite
 /// element never needs it (it stays within the rounding of code_max); Inf and NaN do, and under the others the largest elements.
@@ -99,7 +100,7 @@ void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows,
 ///                x and codes by any strides (x may repeat elements): turned codes are written by quantize(be, x, transposed(q)) with q's
 ///                codes [columns, rows]. Fastest is x with adjacent columns, and codes either way; 1 x C blocks with turned codes and
 ///                strides above 1 both ways go element by element. Scales by any strides, so also column-major with padding
-///                (transposed(rows(p, blocks a row, rows, pitch))), or in 128x4 tiles (scale_layout.hpp).
+///                (transposed(rows(p, blocks a row, rows, pitch))), in 128x4 tiles or in DeepGEMM's words (scale_layout.hpp).
 /// Formats        x float, bf16 or f16; codes e4m3 or e5m2 (or another format of one byte). The product x * multiplier is rounded to fp32, then once to the code.
 /// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (isolate with codes that have no NaN).
 /// Non-finite     isolate: a NaN becomes the code's NaN, an Inf what `Overflow` says, the others are scaled as if they were not

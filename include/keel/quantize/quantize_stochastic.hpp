@@ -21,7 +21,7 @@ namespace keel::inline KEEL_ABI {
 /// decoded value is x * multiplier * scale. For gradients, whose small elements nearest rounding loses for good.
 ///
 /// Formula        scale and multiplier as quantize; code = encode<Overflow, stochastic>(x * multiplier, word), word = the 32 Philox bits of
-///                the element's index (core/random.hpp). Bias as core/format states: none for normal codes, below 2^(mantissa_bits -
+///                the element's index (core/random.hpp). Bias as format/format.hpp states: none for normal codes, below 2^(mantissa_bits -
 ///                30) of a step for subnormal ones, besides the rounding of x * multiplier to fp32.
 /// Shapes, formats, status, aliasing as quantize. The codes are a function of x, the key and the index: not of the backend, threads, shards,
 ///                strides or the order of the walk.

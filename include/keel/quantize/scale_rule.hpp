@@ -35,8 +35,19 @@ template <class Scale> inline constexpr uint32_t least_exponent = std::is_same_v
 
 namespace scale_rules {
 
-// A rule has of<X, Code, F>(Scale{}, amax) for elements X, codes Code and lanes F, and `bounded`: once scaled, a block's largest
-// element rounds to no more than code_max.
+// A rule has of<X, Code, F>(Scale{}, amax) for elements X, codes Code and lanes F, amax being largest magnitudes as words, those of Inf and
+// NaN only where they poison; and `bounded`: once scaled, a block's largest element rounds to no more than code_max, for every amax.
+// One of your own passes as any of these; here one with torchao's floor:
+//
+//     struct floor_1e12 {
+//         static constexpr bool bounded = true;
+//         template <class X, class Code, class F> KEEL_FN static block_scale<F> of(fp32_scale, bits_of<F> const& amax) {
+//             using U = bits_of<F>;
+//             F const top = as_float(select(gt(amax, U(infinity_bits - 1)), U(nan_bits), umax(amax, U(bits(1e-12f)))));
+//             F const scale = div(top, F((format_traits<Code>::max)()));
+//             return {scale, div(F(1.0f), scale)};
+//         }
+//     };
 
 /// fp32: scale = amax / code_max and multiplier = code_max / amax, each one division. amax is raised to code_max * 2^-126, so neither
 /// is ever subnormal, zero or infinite, and a zero block decodes to zeros. (A larger floor, such as 1e-4 or 1e-12, would flush
@@ -71,7 +82,7 @@ struct ocp_floor {
 
     template <class X, class Code, class F, class Scale>
     KEEL_FN static block_scale<F> of(Scale, bits_of<F> const& amax) {
-        static_assert(Scale::is_power_of_two, "ocp_floor makes powers of two");
+        static_assert(Scale::is_power_of_two, "keel: ocp_floor makes powers of two; blocks with power_of_two_scale or e8m0_scale take it");
         using U = bits_of<F>;
         constexpr uint32_t exponent = (format_traits<Code>::max_float_bits >> 23) - 127,
                            least = detail::least_exponent<Scale>;
@@ -86,7 +97,7 @@ struct ocp_even {
 
     template <class X, class Code, class F, class Scale>
     KEEL_FN static block_scale<F> of(Scale, bits_of<F> const& amax) {
-        static_assert(Scale::is_power_of_two, "ocp_even makes powers of two");
+        static_assert(Scale::is_power_of_two, "keel: ocp_even makes powers of two; blocks with power_of_two_scale or e8m0_scale take it");
         using U = bits_of<F>;
         constexpr int cut = 23 - format_traits<Code>::mantissa_bits;
         constexpr uint32_t exponent = (format_traits<Code>::max_float_bits >> 23) - 127, least = detail::least_exponent<Scale>;
@@ -101,7 +112,7 @@ struct nearest {
 
     template <class X, class Code, class F, class Scale>
     KEEL_FN static block_scale<F> of(Scale, bits_of<F> const& amax) {
-        static_assert(Scale::is_power_of_two, "nearest makes powers of two");
+        static_assert(Scale::is_power_of_two, "keel: nearest makes powers of two; blocks with power_of_two_scale or e8m0_scale take it");
         using U = bits_of<F>;
         // code_max * sqrt(2), rounded up, has the mantissa past which the next power is nearer.
         constexpr uint32_t turn = turning_point((format_traits<Code>::max)());
