@@ -199,3 +199,43 @@ TEST_CASE("outputs go past the caches from a size on that caches do not hold, in
         }
     });
 }
+
+namespace {
+/// One in four elements of size, the others no size, or the least there is: of which only that is flushed, in every lane.
+template <class X> void check_flushed() {
+    int64_t const rows = 3, columns = 1024 + 37;
+    X const least = keel::from_word<X>(1u), negative = keel::from_word<X>(1u << (8 * sizeof(X) - 1) | 3u);
+    for (int64_t turn = 0; turn < 5; ++turn) {
+        guarded_matrix<X> x(rows, columns);
+        int64_t small = 0;
+        for (int64_t i = 0; i < rows; ++i)
+            for (int64_t j = 0; j < columns; ++j) {
+                int64_t const kind = (i + j + turn) % 5;
+                x.set(i, j, kind == 0 ? to_format<X>(1.0f) : kind == 1 ? to_format<X>(-0.0f) : kind == 2 ? least : kind == 3 ? negative : X{});
+                small += kind == 2 || kind == 3;
+            }
+        for_each_cpu([&](std::string const& name, auto const& be) {
+            INFO(name);
+            made<keel::row_blocks<>> q(rows, columns, 2), along(rows, columns, 2);
+            keel::quantize<overflow::saturate>(be, x.view(), q.view(), {}, &q.report).or_throw();
+            CHECK(q.report.flushed == small);
+            made<keel::block_scaled<keel::e4m3, keel::fp32_scale, 16, 1>> down(rows, columns, 2);
+            keel::quantize_pair<overflow::saturate>(be, x.view(), along.view(), down.view(), {}, &along.report).or_throw();
+            int64_t wide = 0; // columns whose largest element is not of that kind flush it
+            for (int64_t j = 0; j < columns; ++j) {
+                bool has_one = false;
+                for (int64_t i = 0; i < rows; ++i) has_one = has_one || x.at(i, j) == 1.0;
+                for (int64_t i = 0; i < rows; ++i) wide += x.at(i, j) != 0 && down.codes.at(i, j) == 0;
+                if (!has_one) continue;
+                for (int64_t i = 0; i < rows; ++i) CHECK((x.at(i, j) == 1.0 || down.codes.at(i, j) == 0));
+            }
+            CHECK(along.report.flushed == small + wide);
+        });
+    }
+}
+} // namespace
+
+TEST_CASE("zeros of either sign are not flushed, and the least subnormal is, in every lane") {
+    check_flushed<keel::bf16>();
+    check_flushed<float>();
+}
