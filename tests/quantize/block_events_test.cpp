@@ -1,4 +1,6 @@
 // What happened in each block, from the call that made it: against a recount of its elements, and against the whole call's report.
+#include <cmath>
+
 #include <keel/format/bf16.hpp>
 #include <keel/quantize/quantize.hpp>
 #include <support/backends.hpp>
@@ -85,6 +87,24 @@ TEST_CASE("saturated elements are told block by block") {
                                                                       {}, nullptr, keel::rows(events.data(), 1, 3))
         .or_throw();
     CHECK((events[0].saturated == 2 && events[1].saturated == 0 && events[2].saturated == 1));
+
+    // The boundary itself: 464 is a tie that stays 448, its next saturates; 61440 of e5m2 goes up, the one before it stays 57344.
+    auto const counted = [](auto code, std::vector<float> values) {
+        values.resize(128);
+        std::vector<decltype(code)> made(128);
+        float scale = 0;
+        keel::report seen;
+        keel::quantize<overflow::saturate, keel::scale_rules::ocp_floor>(keel::cpu{}, keel::rows(values.data(), 1, 128),
+                                                                          keel::row_blocks<decltype(code), keel::power_of_two_scale>{keel::rows(made.data(), 1, 128), keel::rows(&scale, 1, 1)},
+                                                                          {}, &seen)
+            .or_throw();
+        CHECK(scale == 1.0f);
+        return seen.saturated;
+    };
+    CHECK(counted(keel::e4m3{}, {464.0f, -464.0f}) == 0);
+    CHECK(counted(keel::e4m3{}, {std::nextafter(464.0f, 500.0f), std::nextafter(-464.0f, -500.0f)}) == 2);
+    CHECK(counted(keel::e5m2{}, {61440.0f, -61440.0f}) == 2);
+    CHECK(counted(keel::e5m2{}, {std::nextafter(61440.0f, 0.0f)}) == 0);
 }
 
 TEST_CASE("events of another shape or over other arguments are refused") {

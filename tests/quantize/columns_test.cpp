@@ -84,7 +84,8 @@ TEST_CASE("columns quantised are rows of the transpose quantised") {
 
 namespace {
 
-template <class Along, class Down> void check_pair(int64_t rows, int64_t columns, data_kind kind) {
+template <class Along, class Down, overflow Overflow = overflow::saturate>
+void check_pair(int64_t rows, int64_t columns, data_kind kind, keel::non_finite_policy policy = keel::non_finite_policy::isolate) {
     using code = typename Along::code;
     using storage = typename Along::scale_storage;
     INFO("1x" << Along::block_columns << " and " << Down::block_rows << "x1 on " << rows << "x" << columns << " " << name_of(kind));
@@ -92,14 +93,14 @@ template <class Along, class Down> void check_pair(int64_t rows, int64_t columns
     guarded_matrix<code> a(rows, columns), b(rows, columns);
     guarded_matrix<storage> as(rows, Along::scale_columns(columns)), bs(Down::scale_rows(rows), columns);
     keel::report two;
-    keel::quantize<overflow::saturate>(keel::reference{}, x.view(), Along{a.view(), as.view()}, {}, &two).or_throw();
-    keel::quantize<overflow::saturate>(keel::reference{}, x.view(), Down{b.view(), bs.view()}, {}, &two).or_throw();
+    keel::quantize<Overflow>(keel::reference{}, x.view(), Along{a.view(), as.view()}, {policy}, &two).or_throw();
+    keel::quantize<Overflow>(keel::reference{}, x.view(), Down{b.view(), bs.view()}, {policy}, &two).or_throw();
     for_each_backend([&](std::string const& name, auto const& be) {
         INFO(name);
         guarded_matrix<code> c(rows, columns, 1), d(rows, columns, 2);
         guarded_matrix<storage> cs(rows, as.columns(), 1), ds(bs.rows(), columns, 3);
         keel::report got;
-        keel::quantize_pair<overflow::saturate>(be, x.view(), Along{c.view(), cs.view()}, Down{d.view(), ds.view()}, {}, &got).or_throw();
+        keel::quantize_pair<Overflow>(be, x.view(), Along{c.view(), cs.view()}, Down{d.view(), ds.view()}, {policy}, &got).or_throw();
         CHECK((c.contents() == a.contents() && cs.contents() == as.contents()));
         CHECK((d.contents() == b.contents() && ds.contents() == bs.contents()));
         CHECK((c.untouched() && d.untouched() && cs.untouched() && ds.untouched()));
@@ -114,6 +115,15 @@ TEST_CASE("a pair has the codes, scales and report of two calls, on every backen
     for (auto const& size : {std::pair<int64_t, int64_t>{1, 1}, {129, 37}, {300, keel::column_stretch + 130}})
         for (data_kind kind : {data_kind::normal, data_kind::mixed_scales, data_kind::with_nan})
             check_pair<keel::row_blocks<>, keel::column_blocks<>>(size.first, size.second, kind);
+}
+
+TEST_CASE("pairs of OCP's blocks and of sixteen, whose registers hold more than one, by every policy") {
+    using along = keel::mx_blocks<keel::e5m2>;
+    using down = keel::block_scaled<keel::e5m2, keel::e8m0_scale, 32, 1>;
+    for (data_kind kind : {data_kind::mixed_scales, data_kind::with_nan, data_kind::with_inf})
+        for (auto policy : {keel::non_finite_policy::isolate, keel::non_finite_policy::poison})
+            check_pair<along, down, overflow::to_nonfinite>(70, 200, kind, policy);
+    check_pair<keel::block_scaled<keel::e4m3, keel::fp32_scale, 1, 16>, keel::block_scaled<keel::e4m3, keel::fp32_scale, 16, 1>>(33, 230, data_kind::mixed_scales);
 }
 
 TEST_CASE("pairs of blocks so narrow that a stretch's scales of a row do not fit together") {

@@ -17,11 +17,14 @@ using namespace keel_test;
 namespace {
 
 /// Each row one scale (x columns of codes in an order that mixes them), blocks of any length.
-template <class Code, class Y, int Block> void check_codes() {
+template <class Code, class Y, int Block> void check_codes(int64_t columns = 256 + 77) {
     float const scales[] = {1.0f,     0x1p-7f,  0x1.8p3f, 0.3f,    3.1e-39f, 0x1p-149f, 1.2e38f, 3.4e38f, 0x1.fffffep-1f,
                             7.3e-21f, 5.5e-41f, 0.0f,     -0.75f,  std::numeric_limits<float>::infinity(),
-                            std::numeric_limits<float>::quiet_NaN()};
-    auto const rows = static_cast<int64_t>(std::size(scales)), columns = int64_t{256 + 77};
+                            std::numeric_limits<float>::quiet_NaN(),
+                            0x1.01p0f, 0x1.03p4f, // products halfway between two bf16
+                            0x1.4p-112f, 0x1.4p-113f, 0x1.4p-120f, 0x1.4p-121f, 0x1.4p-123f, // the smallest normal code times these, about 2^-126
+                            0x1p111f, 0x1p112f, 0x1.4p113f, 0x1p118f, 0x1.4p118f, 0x1p119f, 0x1.4p119f}; // the largest, about 2^128
+    auto const rows = static_cast<int64_t>(std::size(scales));
     using blocks = keel::block_scaled<Code, keel::fp32_scale, 1, Block>;
     guarded_matrix<Code> codes(rows, columns, 3);
     guarded_matrix<float> s(rows, blocks::scale_columns(columns), 1);
@@ -64,6 +67,9 @@ TEST_CASE("every code times every scale is one product and one rounding") {
     check_blocks_of<keel::minifloat<3, 4, 3, keel::specials::ieee>, keel::bf16>();
     check_blocks_of<keel::e4m3, float>();
     check_codes<keel::e5m2, keel::f16, 128>();
+    check_codes<keel::e4m3, keel::bf16, 1024>(2500); // of which a tile takes a part
+    check_codes<keel::e4m3, float, 1>(1300);
+    for (int64_t tail = 0; tail < 33; ++tail) check_codes<keel::e4m3, keel::bf16, 128>(64 + tail);
 }
 
 namespace {

@@ -181,6 +181,7 @@ TEST_CASE("NaN and Inf are isolated in any lane, or poison their block, and are 
             CHECK(poisoned.saturated == 0); // the others of the block are lost to the policy, not to their size
             CHECK(std::isnan(q.scales.at(0, spot / 128)));
             CHECK(q.scales.at(0, 1 - spot / 128) == static_cast<double>(3.0f / 448.0f));
+            CHECK((poisoned.scale_min() == 3.0f / 448.0f && poisoned.scale_max() == 3.0f / 448.0f)); // of the other block
         }
     }
 }

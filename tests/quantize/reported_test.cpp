@@ -2,6 +2,7 @@
 // inputs are in tests/vectors.
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #include <keel/format/bf16.hpp>
@@ -175,6 +176,70 @@ TEST_CASE("elements are scaled by the reciprocal of the stored scale, under ever
         CHECK(q.scales.get(0, 0).bits == 0xfe);
         keel::dequantize(be, q.view(), y.view()).or_throw();
         CHECK(y.contents() == x.contents());
+    });
+}
+
+// transformers #47030; sglang #39193; vllm #49784: fp32 scales handed to a packer of exponents, which cut their mantissas off.
+TEST_CASE("a matrix by fp32 scales cannot pass for one by powers of two; made anew it keeps its values within two roundings") {
+    using fp32 = keel::row_blocks<>;
+    using power = keel::row_blocks<e4m3, keel::power_of_two_scale>;
+    using byte = keel::row_blocks<e4m3, keel::e8m0_scale>;
+    static_assert(!std::is_constructible_v<power, fp32> && !std::is_constructible_v<byte, fp32> && !std::is_constructible_v<byte, power>);
+    static_assert(!std::is_constructible_v<byte::scale_matrix, fp32::scale_matrix>);
+
+    int64_t const rows = 5, columns = 300;
+    guarded_matrix<float> x(rows, columns, 0, floats(data_kind::normal, rows * columns, 4)), y(rows, columns), z(rows, columns);
+    owned<e4m3, keel::fp32_scale, 1, 128> q(rows, columns);
+    owned<e4m3, keel::e8m0_scale, 1, 128> p(rows, columns);
+    for_some_backends([&](auto const& be) {
+        keel::quantize<overflow::to_nonfinite>(be, x.view(), q.view()).or_throw();
+        keel::dequantize(be, q.view(), y.view()).or_throw();
+        keel::quantize<overflow::to_nonfinite>(be, y.view(), p.view()).or_throw();
+        keel::dequantize(be, p.view(), z.view()).or_throw();
+        int64_t wrong = 0, cut = 0;
+        for (int64_t i = 0; i < rows; ++i)
+            for (int64_t j = 0; j < columns; ++j) {
+                double const scale = q.scales.at(i, j / 128), size = std::abs(x.at(i, j)), packed = std::exp2(std::floor(std::log2(scale)));
+                double const bound = 0x1.1p-3 * size + (scale + p.scales.at(i, j / 128)) * 0x1p-10; // twice half a step of 2^-3
+                wrong += !(std::abs(z.at(i, j) - x.at(i, j)) <= bound);
+                cut += std::abs(q.codes.at(i, j) * packed - x.at(i, j)) > bound; // what the packers made of it
+            }
+        CHECK(wrong == 0);
+        CHECK(cut > rows * columns / 4);
+    });
+}
+
+// ROCm TransformerEngine #737: a floor of 1e-4 under amax made zeros of 64 % of a gradient whose blocks were of size 2e-9.
+TEST_CASE("small gradients have the codes of large ones, and a rule with a floor counts what it flushes") {
+    int64_t const rows = 130, columns = 300;
+    auto values = floats(data_kind::normal, rows * columns, 12);
+    guarded_matrix<float> large(rows, columns, 0, values);
+    for (float& v : values) v *= 0x1p-90f; // exact
+    guarded_matrix<float> small(rows, columns, 0, values);
+    auto const check = [&]<class Rule, class Scale, class S>(Rule, Scale, S) {
+        INFO(S::rows << "x" << S::columns);
+        owned<e4m3, Scale, S::rows, S::columns> a(rows, columns), b(rows, columns);
+        keel::report of_large, of_small;
+        keel::quantize<overflow::saturate, Rule>(keel::cpu{}, large.view(), a.view(), {}, &of_large).or_throw();
+        keel::quantize<overflow::saturate, Rule>(keel::cpu{}, small.view(), b.view(), {}, &of_small).or_throw();
+        CHECK(a.codes.contents() == b.codes.contents());
+        CHECK(of_large.flushed == of_small.flushed);
+    };
+    auto const check_shapes = [&](auto rule, auto scale) {
+        check(rule, scale, shape_of<1, 128>{}), check(rule, scale, shape_of<128, 1>{}), check(rule, scale, shape_of<128, 128>{});
+    };
+    check_shapes(rules::round_up{}, keel::fp32_scale{}), check_shapes(rules::round_up{}, keel::e8m0_scale{});
+    check(rules::transformer_engine{}, keel::fp32_scale{}, shape_of<1, 128>{});
+    check(rules::nearest{}, keel::power_of_two_scale{}, shape_of<128, 1>{});
+
+    for_some_backends([&](auto const& be) {
+        owned<e4m3, keel::fp32_scale, 1, 128> q(rows, columns);
+        keel::report seen;
+        keel::quantize<overflow::saturate, rules::deep_gemm>(be, small.view(), q.view(), {}, &seen).or_throw();
+        int64_t zeros = 0;
+        for (int64_t i = 0; i < rows; ++i)
+            for (int64_t j = 0; j < columns; ++j) zeros += q.codes.at(i, j) == 0 && small.at(i, j) != 0;
+        CHECK((zeros == rows * columns && seen.flushed == zeros));
     });
 }
 

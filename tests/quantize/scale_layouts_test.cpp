@@ -48,7 +48,7 @@ template <class Scale, int Rows, int Columns> void check_layouts(int64_t rows, i
 
 } // namespace
 
-TEST_CASE("scales lie in any order") {
+TEST_CASE("scales lie in any order") { // aiter #4506: "transposed" scales that were row-major
     check_layouts<keel::fp32_scale, 1, 128>(5, 700);
     check_layouts<keel::e8m0_scale, 1, 32>(5, 131);
     check_layouts<keel::power_of_two_scale, 128, 128>(131, 300);

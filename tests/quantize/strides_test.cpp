@@ -1,4 +1,6 @@
 // Where elements lie changes nothing: any strides of x, codes, scales and y, turned, repeated and backwards, against contiguous copies.
+#include <limits>
+
 #include <keel/format/bf16.hpp>
 #include <keel/format/f16.hpp>
 #include <keel/quantize/quantize.hpp>
@@ -126,30 +128,33 @@ TEST_CASE("quantise and dequantise take any strides, also turned") { // FBGEMM #
 
 TEST_CASE("turned codes of wide strips: every width and height around the tiles") {
     for (auto [rows, columns] : {std::pair<int64_t, int64_t>{128, 64}, {129, 65}, {31, 63}, {32, 1025}, {33, 1088}, {7, 9}, {256, 8}}) {
-        INFO(rows << "x" << columns);
-        guarded_matrix<keel::bf16> x(rows, columns, 1, floats(data_kind::normal, rows * columns, 3));
-        guarded_matrix<keel::e4m3> want(rows, columns), got(columns, rows, 7);
-        using down = keel::column_blocks<>;
-        guarded_matrix<float> a(down::scale_rows(rows), columns), b(down::scale_rows(rows), columns);
-        keel::quantize<overflow::saturate>(keel::cpu{}, x.view(), down{want.view(), a.view()}).or_throw();
-        keel::report seen;
-        keel::quantize<overflow::saturate>(keel::cpu{}, x.view(), down{keel::transposed(got.view()), b.view()}, {}, &seen).or_throw();
-        CHECK(differing(keel::transposed(got.view()), want) == 0);
-        CHECK(a.contents() == b.contents());
-        CHECK(got.untouched());
-        CHECK(seen.elements == rows * columns);
-        // The pair in one pass, its second half turned.
-        guarded_matrix<keel::e4m3> along(rows, columns, 2), turned(columns, rows, 1), want_along(rows, columns);
-        using row = keel::row_blocks<>;
-        guarded_matrix<float> s(rows, row::scale_columns(columns)), t(rows, row::scale_columns(columns)), c(down::scale_rows(rows), columns);
-        keel::quantize_pair<overflow::saturate>(keel::cpu{}, x.view(), row{along.view(), s.view()}, down{keel::transposed(turned.view()), c.view()})
-            .or_throw();
-        keel::quantize<overflow::saturate>(keel::cpu{}, x.view(), row{want_along.view(), t.view()}).or_throw();
-        CHECK(along.contents() == want_along.contents());
-        CHECK(s.contents() == t.contents());
-        CHECK(differing(keel::transposed(turned.view()), want) == 0);
-        CHECK(c.contents() == a.contents());
-        CHECK((along.untouched() && turned.untouched()));
+        for (bool const bad : {false, true}) {
+            INFO(rows << "x" << columns << (bad ? " with NaN" : ""));
+            guarded_matrix<keel::bf16> x(rows, columns, 1, floats(data_kind::normal, rows * columns, 3));
+            if (bad) x.set(0, 0, to_format<keel::bf16>(std::numeric_limits<float>::quiet_NaN())), x.set(rows - 1, columns - 1, x.get(0, 0)); // first and last stretch
+            guarded_matrix<keel::e4m3> want(rows, columns), got(columns, rows, 7);
+            using down = keel::column_blocks<>;
+            guarded_matrix<float> a(down::scale_rows(rows), columns), b(down::scale_rows(rows), columns);
+            keel::quantize<overflow::saturate>(keel::cpu{}, x.view(), down{want.view(), a.view()}).or_throw();
+            keel::report seen;
+            keel::quantize<overflow::saturate>(keel::cpu{}, x.view(), down{keel::transposed(got.view()), b.view()}, {}, &seen).or_throw();
+            CHECK(differing(keel::transposed(got.view()), want) == 0);
+            CHECK(a.contents() == b.contents());
+            CHECK(got.untouched());
+            CHECK(seen.elements == rows * columns);
+            // The pair in one pass, its second half turned.
+            guarded_matrix<keel::e4m3> along(rows, columns, 2), turned(columns, rows, 1), want_along(rows, columns);
+            using row = keel::row_blocks<>;
+            guarded_matrix<float> s(rows, row::scale_columns(columns)), t(rows, row::scale_columns(columns)), c(down::scale_rows(rows), columns);
+            keel::quantize_pair<overflow::saturate>(keel::cpu{}, x.view(), row{along.view(), s.view()}, down{keel::transposed(turned.view()), c.view()})
+                .or_throw();
+            keel::quantize<overflow::saturate>(keel::cpu{}, x.view(), row{want_along.view(), t.view()}).or_throw();
+            CHECK(along.contents() == want_along.contents());
+            CHECK(s.contents() == t.contents());
+            CHECK(differing(keel::transposed(turned.view()), want) == 0);
+            CHECK(c.contents() == a.contents());
+            CHECK((along.untouched() && turned.untouched()));
+        }
     }
 }
 

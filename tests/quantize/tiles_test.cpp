@@ -87,8 +87,8 @@ template <class T> struct lined {
 
 constexpr int64_t tile_rows = 3, tile_width = 512, tile_size = tile_rows * tile_width;
 
-/// The codes and the next tile's magnitudes, with stores past the caches or without.
-template <class Arch, class X, int C> void check_streamed_tiles(int64_t past) {
+/// The codes and the next tile's magnitudes, with stores past the caches or without. Codes `pitch` apart.
+template <class Arch, class X, int C> void check_streamed_tiles(int64_t past, int64_t pitch) {
     keel::cpu_row_group<Arch> g{};
     using words = typename decltype(g)::words;
     lined<X> x(2 * tile_size, 0);
@@ -98,27 +98,28 @@ template <class Arch, class X, int C> void check_streamed_tiles(int64_t past) {
     constexpr int64_t blocks = tile_rows * tile_width / C;
     lined<float> multipliers(blocks, 0), top(blocks, 0), want_top(blocks, 0);
     for (int64_t b = 0; b < blocks; ++b) multipliers.first[b] = 0x1p-7f + 0x1p-10f * static_cast<float>(b);
-    lined<keel::e4m3> want(tile_size, past), got(tile_size, past);
+    int64_t const reach = tile_rows * pitch;
+    lined<keel::e4m3> want(reach, past), got(reach, past);
     words want_flushed(0u), got_flushed(0u);
-    keel::encode_tile<C>(g, here, keel::tile<keel::e4m3>{want.first, tile_width, tile_rows, tile_width}, multipliers.first, want_flushed);
+    keel::encode_tile<C>(g, here, keel::tile<keel::e4m3>{want.first, pitch, tile_rows, tile_width}, multipliers.first, want_flushed);
     keel::largest_of_tile<C>(g, next, want_top.first);
     g.streams = true;
-    keel::encode_tile_and_look<C>(g, here, keel::tile<keel::e4m3>{got.first, tile_width, tile_rows, tile_width}, multipliers.first, got_flushed,
+    keel::encode_tile_and_look<C>(g, here, keel::tile<keel::e4m3>{got.first, pitch, tile_rows, tile_width}, multipliers.first, got_flushed,
                                   next, static_cast<X const*>(nullptr), top.first);
     keel::store_fence();
-    for (int64_t i = 0; i < tile_size; ++i) REQUIRE(int{got.first[i].bits} == int{want.first[i].bits});
+    for (int64_t i = 0; i < reach; ++i) REQUIRE(int{got.first[i].bits} == int{want.first[i].bits});
     CHECK(top.values(blocks) == want_top.values(blocks));
     CHECK(g.total(got_flushed) == g.total(want_flushed));
 
     std::fill(got.memory.begin(), got.memory.end(), keel::e4m3{});
     words again(0u);
-    keel::encode_tile<C>(g, here, keel::tile<keel::e4m3>{got.first, tile_width, tile_rows, tile_width}, multipliers.first, again);
+    keel::encode_tile<C>(g, here, keel::tile<keel::e4m3>{got.first, pitch, tile_rows, tile_width}, multipliers.first, again);
     keel::store_fence();
-    for (int64_t i = 0; i < tile_size; ++i) REQUIRE(int{got.first[i].bits} == int{want.first[i].bits});
+    for (int64_t i = 0; i < reach; ++i) REQUIRE(int{got.first[i].bits} == int{want.first[i].bits});
 }
 
 /// A row along and down together.
-template <class Arch> void check_streamed_pair(int64_t past) {
+template <class Arch> void check_streamed_pair(int64_t past_along, int64_t past_down) {
     keel::cpu_row_group<Arch> g{};
     using words = typename decltype(g)::words;
     lined<keel::bf16> x(tile_width, 0);
@@ -128,7 +129,7 @@ template <class Arch> void check_streamed_pair(int64_t past) {
     for (int64_t b = 0; b < tile_width / 128; ++b) block.first[b] = 0x1p-7f + 0x1p-10f * static_cast<float>(b);
     for (int64_t j = 0; j < tile_width; ++j) column.first[j] = 0x1p-13f * static_cast<float>(j + 1);
     keel::arrange_multipliers<keel::bf16, keel::e4m3>(g, column.first, tile_width);
-    lined<keel::e4m3> want_along(tile_width, 0), want_down(tile_width, 0), along(tile_width, past), down(tile_width, past);
+    lined<keel::e4m3> want_along(tile_width, 0), want_down(tile_width, 0), along(tile_width, past_along), down(tile_width, past_down);
     words want_flushed(0u), got_flushed(0u);
     keel::encode_blocks<128>(g, static_cast<keel::bf16 const*>(x.first), want_along.first, tile_width, static_cast<float const*>(block.first), want_flushed);
     keel::encode_columns(g, static_cast<keel::bf16 const*>(x.first), want_down.first, tile_width, static_cast<float const*>(column.first), want_flushed);
@@ -167,11 +168,74 @@ TEST_CASE("stores past the caches change no bit, and lines that do not allow the
     for_each_cpu([&]<class Arch, class Threads>(std::string const& name, keel::cpu<Arch, Threads> const&) {
         INFO(name);
         for (int64_t const past : {0, 1, 32}) {
-            check_streamed_tiles<Arch, keel::bf16, 128>(past);
-            check_streamed_tiles<Arch, keel::bf16, 32>(past);
-            check_streamed_tiles<Arch, float, 128>(past);
-            check_streamed_pair<Arch>(past);
+            for (int64_t const pitch : {tile_width, tile_width + 1, tile_width + 64 - past}) { // rows that begin on a line: all, the first, the others
+                check_streamed_tiles<Arch, keel::bf16, 128>(past, pitch);
+                check_streamed_tiles<Arch, keel::bf16, 32>(past, pitch);
+                check_streamed_tiles<Arch, float, 128>(past, pitch);
+            }
+            for (int64_t const past_down : {0, 1, 32}) check_streamed_pair<Arch>(past, past_down);
             check_streamed_words<Arch>(past);
         }
     });
+}
+
+namespace {
+/// Notes what its group was told.
+struct noting_kernel {
+    int64_t bytes;
+    bool* streams;
+    int64_t output_bytes() const { return bytes; }
+    template <class G> void operator()(G const& g, int64_t row) const { streams[row] = g.streams; }
+};
+} // namespace
+
+TEST_CASE("outputs go past the caches from a size on that caches do not hold, in every chunk") {
+    for_each_cpu([&](std::string const& name, auto const& be) {
+        INFO(name);
+        for (int64_t const bytes : {int64_t{0}, keel::streamed_bytes - 1, keel::streamed_bytes, keel::streamed_bytes + 1}) {
+            bool streams[9] = {};
+            be.for_rows(9, 20000, noting_kernel{bytes, &streams[0]});
+            for (bool const s : streams) CHECK(s == (bytes >= keel::streamed_bytes));
+        }
+    });
+}
+
+namespace {
+/// One in four elements of size, the others no size, or the least there is: of which only that is flushed, in every lane.
+template <class X> void check_flushed() {
+    int64_t const rows = 3, columns = 1024 + 37;
+    X const least = keel::from_word<X>(1u), negative = keel::from_word<X>(1u << (8 * sizeof(X) - 1) | 3u);
+    for (int64_t turn = 0; turn < 5; ++turn) {
+        guarded_matrix<X> x(rows, columns);
+        int64_t small = 0;
+        for (int64_t i = 0; i < rows; ++i)
+            for (int64_t j = 0; j < columns; ++j) {
+                int64_t const kind = (i + j + turn) % 5;
+                x.set(i, j, kind == 0 ? to_format<X>(1.0f) : kind == 1 ? to_format<X>(-0.0f) : kind == 2 ? least : kind == 3 ? negative : X{});
+                small += kind == 2 || kind == 3;
+            }
+        for_each_cpu([&](std::string const& name, auto const& be) {
+            INFO(name);
+            made<keel::row_blocks<>> q(rows, columns, 2), along(rows, columns, 2);
+            keel::quantize<overflow::saturate>(be, x.view(), q.view(), {}, &q.report).or_throw();
+            CHECK(q.report.flushed == small);
+            made<keel::block_scaled<keel::e4m3, keel::fp32_scale, 16, 1>> down(rows, columns, 2);
+            keel::quantize_pair<overflow::saturate>(be, x.view(), along.view(), down.view(), {}, &along.report).or_throw();
+            int64_t wide = 0; // columns whose largest element is not of that kind flush it
+            for (int64_t j = 0; j < columns; ++j) {
+                bool has_one = false;
+                for (int64_t i = 0; i < rows; ++i) has_one = has_one || x.at(i, j) == 1.0;
+                for (int64_t i = 0; i < rows; ++i) wide += x.at(i, j) != 0 && down.codes.at(i, j) == 0;
+                if (!has_one) continue;
+                for (int64_t i = 0; i < rows; ++i) CHECK((x.at(i, j) == 1.0 || down.codes.at(i, j) == 0));
+            }
+            CHECK(along.report.flushed == small + wide);
+        });
+    }
+}
+} // namespace
+
+TEST_CASE("zeros of either sign are not flushed, and the least subnormal is, in every lane") {
+    check_flushed<keel::bf16>();
+    check_flushed<float>();
 }
