@@ -14,16 +14,16 @@ using list = std::vector<int64_t>;
 /// One layer's state over bytes that can be compared.
 struct layer {
     std::vector<float> bias;
-    list pending, ledger;
+    list pending, ledger, signs;
     explicit layer(int64_t experts, int64_t micro_batches = 4)
         : bias(static_cast<std::size_t>(experts)), pending(bias.size()),
-          ledger(static_cast<std::size_t>(keel::balance_ledger_size(micro_batches))) {}
+          ledger(static_cast<std::size_t>(keel::balance_ledger_size(micro_batches))), signs(bias.size()) {}
     keel::balance_state state() {
         return {keel::vec(bias.data(), static_cast<int64_t>(bias.size())), keel::vec(pending.data(), static_cast<int64_t>(pending.size())),
-                keel::vec(ledger.data(), static_cast<int64_t>(ledger.size()))};
+                keel::vec(ledger.data(), static_cast<int64_t>(ledger.size())), keel::vec(signs.data(), static_cast<int64_t>(signs.size()))};
     }
     bool same(layer const& o) const {
-        return equal_bits(bias, o.bias) && pending == o.pending && ledger == o.ledger;
+        return equal_bits(bias, o.bias) && pending == o.pending && ledger == o.ledger && signs == o.signs;
     }
 };
 

@@ -6,12 +6,15 @@
 //     keel::pending_demand(state, pending).or_throw();
 //     keel::update_balance(be, state, keel::reduced_over_ranks(pending), gate, {.rate = 1e-3f}).or_throw();
 //
-// All state is three tensors of the caller's: they are the checkpoint. Zeroed memory is a fresh state.
+// All state is tensors of the caller's: their bytes are the checkpoint, between any two calls, and zeroed memory is a fresh state.
+// A bias that another trainer left starts beside a zeroed ledger; centre_bias takes away what all its experts share. Kernel:
+// balance_rows.hpp.
 #pragma once
 
 #include <keel/backend/concepts.hpp>
 #include <keel/core/validate.hpp>
 #include <keel/guard/step_gate_rows.hpp>
+#include <keel/moe/balance_rows.hpp>
 #include <keel/moe/demand.hpp>
 
 namespace keel {
@@ -27,6 +30,7 @@ struct balance_state {
     view<float, 1> bias = {};      ///< [experts]
     view<int64_t, 1> pending = {}; ///< [experts], demand committed since the last update
     view<int64_t, 1> ledger = {};  ///< [balance_ledger_size(micro-batches)], see balance_ledger
+    view<int64_t, 1> signs = {};   ///< [experts], -1, 0 or 1: where each bias was last sent. Absent: flips are not counted
 };
 
 /// One forward pass. A step that is tried again after it was skipped is another attempt.
@@ -34,17 +38,6 @@ struct balance_key {
     int64_t step = 0;
     int64_t micro_batch = 0;
     int64_t attempt = 0;
-};
-
-/// What b_e moves along each step, in units of `rate`:
-///   sign          sgn(mean - D_e)                                    (2408.15664, DeepSeek-V3)
-///   centred_sign  sgn(mean - D_e) - mean over experts of that        (torchtitan, Moonlight): the mean of the bias does not drift
-///   proportional  1 / experts - D_e / sum(D)                         small where the load is near its mean
-enum class balance_rule : uint8_t { sign, centred_sign, proportional };
-
-struct balance_options {
-    balance_rule rule = balance_rule::centred_sign;
-    float rate = 1e-3f; ///< in units of the score; 0 or above
 };
 
 namespace detail {
@@ -59,7 +52,9 @@ struct balance_ledger {
     KEEL_FN int64_t& per_token() const { return words(4); }   ///< k of what is in pending
     KEEL_FN int64_t& moved() const { return words(5); }       ///< biases that the last update changed
     KEEL_FN int64_t& count() const { return words(6); }       ///< micro-batches in pending; 0: no step is open
-    KEEL_FN int64_t& still() const { return words(7); }       ///< updates in a row that changed no bias
+    KEEL_FN int64_t& still() const { return words(7); }       ///< updates in a row that changed no bias, frozen ones left out
+    KEEL_FN int64_t& flipped() const { return words(8); }     ///< experts that the last update sent the other way than before
+    KEEL_FN int64_t& frozen() const { return words(9); }      ///< 1: the last update was told to leave the bias
     KEEL_FN int64_t& micro_batch(int64_t i) const { return words(balance_ledger_header + i); }
     KEEL_FN int64_t room() const { return words.extent[0] - balance_ledger_header; }
 
@@ -80,6 +75,9 @@ KEEL_HOST void check_balance(validation& check, balance_state const& state) {
                   "balance_ledger_size(micro-batches a step)");
     check.disjoint("state.bias", state.bias, state.pending).disjoint("state.ledger", state.ledger, state.pending);
     check.disjoint("state.ledger", state.ledger, state.bias);
+    if (!state.signs.absent())
+        check.shape("state.signs", state.signs, state.bias.extent[0]).unit_stride("state.signs", state.signs);
+    check.disjoint("state.signs", state.signs, state.bias, state.pending, state.ledger);
     if (!check.ok()) return;
     balance_ledger const ledger{state.ledger};
     check.require(ledger.count() >= 0 && ledger.count() <= ledger.room(), status_code::bad_state, "state.ledger", "count of micro-batches",
@@ -90,6 +88,14 @@ KEEL_HOST void check_pending(validation& check, balance_state const& state) {
     for (int64_t e = 0; check.ok() && e < state.pending.extent[0]; ++e)
         check.require(state.pending(e) >= 0 && state.pending(e) <= balance_ledger{state.ledger}.tokens(), status_code::bad_state,
                       "state.pending", "count", state.pending(e), "0 up to the ledger's tokens");
+}
+KEEL_HOST void check_balance_options(validation& check, balance_options const& options) {
+    check.require(options.rule <= balance_rule::proportional, status_code::bad_option, "options.rule", "value",
+                  static_cast<int64_t>(options.rule), "a balance_rule");
+    check.require(options.rate >= 0.0f && options.rate <= 0x1.fffffep127f, status_code::bad_option, "options.rate",
+                  "a finite number, 0 or above");
+    check.require(options.deadband >= 0.0f && options.deadband <= 0x1.fffffep127f, status_code::bad_option, "options.deadband",
+                  "a finite number, 0 or above");
 }
 /// Counts that no one has written to since they were counted: none outside [0, most], and together the total.
 template <class Stage> KEEL_HOST void check_counts(validation& check, char const* name, load_counts<Stage> const& c, int64_t most) {
@@ -105,35 +111,6 @@ template <class Stage> KEEL_HOST void check_counts(validation& check, char const
 } // namespace keel
 
 namespace keel::inline KEEL_ABI {
-
-/// b_e = fma(rate, direction_e, b_e). The direction is one division of integers that are exact up to their conversion to fp32.
-struct balance_row {
-    view<int64_t const, 1> counts;
-    view<float, 1> bias;
-    int64_t total;
-    balance_options options;
-    int64_t* moved;
-
-    KEEL_FN int64_t surplus(int64_t e) const { return total - counts.extent[0] * counts(e); } ///< experts * (mean - D_e)
-    KEEL_FN int64_t sign(int64_t e) const { return surplus(e) > 0 ? 1 : surplus(e) < 0 ? -1 : 0; }
-
-    template <class G> KEEL_FN void operator()(G const& g, int64_t) const {
-        if (!g.leader()) return;
-        int64_t const experts = counts.extent[0];
-        int64_t signs = 0, changed = 0;
-        for (int64_t e = 0; e < experts; ++e) signs += sign(e);
-        for (int64_t e = 0; e < experts; ++e) {
-            int64_t numerator = sign(e), denominator = 1;
-            if (options.rule == balance_rule::centred_sign) numerator = experts * sign(e) - signs, denominator = experts;
-            if (options.rule == balance_rule::proportional) numerator = surplus(e), denominator = total > 0 ? experts * total : 1;
-            float const direction = div(static_cast<float>(numerator), static_cast<float>(denominator));
-            float const next = fma(options.rate, direction, bias(e));
-            changed += bits(next) != bits(bias(e)) ? 1 : 0;
-            bias(e) = next;
-        }
-        *moved = changed;
-    }
-};
 
 /// Adds a micro-batch's demand to the pending counts, once: a key that is there already (a recomputed forward, a repeated call) or
 /// that belongs to a step already updated changes nothing and is ok. Evaluation simply does not commit.
@@ -152,7 +129,8 @@ template <row_backend B> status commit(B const&, balance_state const& state, dem
     detail::balance_ledger const ledger{state.ledger};
     validation check("commit");
     detail::check_balance(check, state);
-    check.shape("demand", demand.counts(), experts).disjoint("demand", demand.counts(), state.bias, state.pending, state.ledger);
+    check.shape("demand", demand.counts(), experts);
+    check.disjoint("demand", demand.counts(), state.bias, state.pending, state.ledger, state.signs);
     check.require(demand.filled(), status_code::bad_state, "demand", "demand that route has filled");
     check.require(key.step >= 0, status_code::bad_option, "key.step", "value", key.step, "0 or more");
     if (!check.ok() || key.step < ledger.next_step()) return check.result;
@@ -202,11 +180,15 @@ KEEL_HOST status pending_demand(balance_state const& state, demand_counts& pendi
 
 /// Moves the bias once, by the whole step's demand over all ranks, or not at all; then the next step may be counted.
 ///
-/// Formula        b_e = fma(rate, direction_e, b_e) with the direction of balance_rule: a division of exact integers, in fp32.
-/// Gate           gate.apply: the bias moves and the step is done. Not: the step never happened; bias, pending and ledger have the
-///                bytes that they had before its first commit, and it may be tried again under another attempt.
+/// Formula        b_e = fma(rate, direction_e, b_e) with the direction of balance_rule: a division of exact integers, in fp32. An expert
+///                within the deadband counts as one whose demand is the mean.
+/// Bounds         centred_sign and proportional sum to 0 over the experts but for the rounding of each direction: the mean of the bias
+///                stays. sign drifts by rate * mean(sign) a step; a constant common to all selects nothing, but takes the scores' digits.
+/// Gate           gate.apply: the bias moves and the step is done. Not: the step never happened; bias, pending, signs and ledger have
+///                the bytes that they had before its first commit, and it may be tried again under another attempt.
+/// Frozen         with an open gate the step is done like any other, bias and signs keep their bytes, and the health line says so.
 /// Shapes         demand of as many experts as the state. It may be the pending counts themselves.
-/// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (rate), bad_state: nothing was committed since the last update
+/// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (rate, deadband, rule), bad_state: nothing was committed since the last update
 ///                (once per step), the demand is less than what is pending here (another layer's, or not reduced), of another k, or does
 ///                not sum to its total any more (a micro-batch was committed after pending_demand), or a bias is NaN: it would stay so
 ///                for ever, its expert last.
@@ -220,11 +202,10 @@ status update_balance(B const& be, balance_state const& state, reduced_demand co
     detail::balance_ledger const ledger{state.ledger};
     validation check("update_balance");
     detail::check_balance(check, state);
-    check.shape("demand", demand.counts(), experts).disjoint("demand", demand.counts(), state.bias, state.ledger);
+    check.shape("demand", demand.counts(), experts).disjoint("demand", demand.counts(), state.bias, state.ledger, state.signs);
     check.disjoint_or_same("demand", demand.counts(), state.pending);
     check.require(demand.filled(), status_code::bad_state, "demand", "demand that was counted");
-    check.require(options.rate >= 0.0f && options.rate <= 0x1.fffffep127f, status_code::bad_option, "options.rate",
-                  "a finite number, 0 or above");
+    detail::check_balance_options(check, options);
     if (!check.ok()) return check.result;
     check.require(ledger.count() > 0, status_code::bad_state, "state.ledger", "a micro-batch committed since the last update");
     check.require(demand.per_token() == ledger.per_token(), status_code::bad_state, "demand", "experts a token", demand.per_token(),
@@ -237,12 +218,37 @@ status update_balance(B const& be, balance_state const& state, reduced_demand co
     detail::check_counts(check, "demand", demand, demand.tokens());
     if (!check.ok()) return check.result;
     if (gate.apply != 0) {
-        be.for_rows(1, experts, balance_row{demand.counts(), state.bias, demand.total(), options, &ledger.moved()});
-        ledger.still() = ledger.moved() == 0 ? ledger.still() + 1 : 0;
+        balance_moves moves;
+        if (!options.frozen) {
+            be.for_rows(1, experts, balance_row{demand.counts(), state.bias, state.signs, demand.total(), options, &moves});
+            ledger.still() = moves.moved == 0 ? ledger.still() + 1 : 0;
+        }
+        ledger.moved() = moves.moved, ledger.flipped() = moves.flipped, ledger.frozen() = options.frozen ? 1 : 0;
         ledger.next_step() = ledger.open_step() + 1;
     }
     for (int64_t e = 0; e < experts; ++e) state.pending(e) = 0;
     ledger.close();
+    return check.result;
+}
+
+/// Subtracts the mean of the bias from each: for a bias that comes from elsewhere, or from the sign rule, with much in common, which
+/// selects nothing and takes the scores' digits (34.5 leaves a score 18 bits).
+///
+/// Formula        mean = (b_0 + b_1 + ...) / experts in double, in that order; b_e = fp32(double(b_e) - mean).
+/// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_state: a bias that is not finite, or a step is open (its micro-batches
+///                were routed with this bias).
+template <row_backend B> status centre_bias(B const& be, balance_state const& state) {
+    static_assert(backend_traits<B>::space == memory_space::host, "the ledger lives on the host so far");
+    int64_t const experts = state.bias.extent[0];
+    validation check("centre_bias");
+    detail::check_balance(check, state);
+    if (!check.ok()) return check.result;
+    check.require(detail::balance_ledger{state.ledger}.count() == 0, status_code::bad_state, "state.ledger", "open micro-batches",
+                  detail::balance_ledger{state.ledger}.count(), "none");
+    for (int64_t e = 0; check.ok() && e < experts; ++e)
+        if (is_non_finite(state.bias(e))) check.fail(status_code::bad_state, "state.bias", "a number that is not finite at expert", e, 0, "none");
+    if (!check.ok()) return check.result;
+    be.for_rows(experts > 0 ? 1 : 0, experts, centre_row{state.bias});
     return check.result;
 }
 

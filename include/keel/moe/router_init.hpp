@@ -130,7 +130,8 @@ status calibrate_bias(B const& be, view<L, 2> logits, int64_t k, view<float, 1> 
     demand_counts demand(vec(ws.take<int64_t>(experts), experts));
     float* const trial = ws.take<float>(experts);
     for (int64_t e = 0; e < experts; ++e) trial[e] = bias(e);
-    int64_t least = 0, moved = 0;
+    int64_t least = 0;
+    balance_moves moves;
     float rate = options.rate;
     for (int64_t round = 0; round <= options.rounds; ++round) {
         status const routed =
@@ -142,7 +143,7 @@ status calibrate_bias(B const& be, view<L, 2> logits, int64_t k, view<float, 1> 
             least = top;
             for (int64_t e = 0; e < experts; ++e) bias(e) = trial[e];
         }
-        be.for_rows(1, experts, balance_row{demand.counts(), vec(trial, experts), demand.total(), {balance_rule::centred_sign, rate}, &moved});
+        be.for_rows(1, experts, balance_row{demand.counts(), vec(trial, experts), {}, demand.total(), {.rule = balance_rule::centred_sign, .rate = rate}, &moves});
         rate = mul(rate, options.decay);
     }
     return check.result;
