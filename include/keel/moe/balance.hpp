@@ -55,6 +55,7 @@ struct balance_ledger {
     KEEL_FN int64_t& still() const { return words(7); }       ///< updates in a row that changed no bias, frozen ones left out
     KEEL_FN int64_t& flipped() const { return words(8); }     ///< experts that the last update sent the other way than before
     KEEL_FN int64_t& frozen() const { return words(9); }      ///< 1: the last update was told to leave the bias
+    KEEL_FN int64_t& deadband() const { return words(10); }   ///< the fp32 bits of the last update's
     KEEL_FN int64_t& micro_batch(int64_t i) const { return words(balance_ledger_header + i); }
     KEEL_FN int64_t room() const { return words.extent[0] - balance_ledger_header; }
 
@@ -223,7 +224,8 @@ status update_balance(B const& be, balance_state const& state, reduced_demand co
             be.for_rows(1, experts, balance_row{demand.counts(), state.bias, state.signs, demand.total(), options, &moves});
             ledger.still() = moves.moved == 0 ? ledger.still() + 1 : 0;
         }
-        ledger.moved() = moves.moved, ledger.flipped() = moves.flipped, ledger.frozen() = options.frozen ? 1 : 0;
+        ledger.moved() = moves.moved, ledger.flipped() = moves.flipped;
+        ledger.frozen() = options.frozen ? 1 : 0, ledger.deadband() = static_cast<int64_t>(bits(options.deadband));
         ledger.next_step() = ledger.open_step() + 1;
     }
     for (int64_t e = 0; e < experts; ++e) state.pending(e) = 0;

@@ -24,13 +24,14 @@ struct balance_line {
     float bias_spread = 0.0f;    ///< largest minus smallest bias
     int64_t bias_nan = 0;        ///< biases that are NaN: update_balance refuses them
     int64_t bias_moved = 0;      ///< biases that the last update changed
-    int64_t still_updates = 0;   ///< updates in a row, up to the last one, that changed none
+    int64_t still_updates = 0;   ///< updates in a row, up to the last one, that changed none; frozen ones left out
+    double deadband = 0.0;       ///< of the last update
 
-    /// Demand is skewed, serving hides it, and nothing corrects it: demand_max exceeds served_max by more than `tolerance` of it while
-    /// the last two updates moved no bias: they were fed with something else than this demand, or at rate 0. One still update may
-    /// have seen exactly even demand; two in a row do not happen to a bias that works.
+    /// Demand is skewed, serving hides it, and nothing corrects it: demand_max exceeds served_max by more than `tolerance` of it, and
+    /// lies outside the deadband by as much, while the last two updates moved no bias: they were fed with something else than this
+    /// demand, or at rate 0. One still update may have seen exactly even demand; two in a row do not happen to a bias that works.
     KEEL_FN constexpr bool concealed(double tolerance = 0.05) const {
-        return still_updates >= 2 && demand_max - served_max > tolerance * served_max;
+        return still_updates >= 2 && demand_max - served_max > tolerance * served_max && demand_max - 1.0 > deadband + tolerance;
     }
 };
 
@@ -64,7 +65,8 @@ KEEL_HOST status measure_balance(demand_counts const& demand, served_counts cons
             .dropped = dropped_share(demand, served),
             .dead = dead_experts(demand),
             .bias_moved = ledger.moved(),
-            .still_updates = ledger.still()};
+            .still_updates = ledger.still(),
+            .deadband = static_cast<double>(as_float(static_cast<uint32_t>(ledger.deadband())))};
     uint32_t low = 0xffffffffu, high = 0;
     for (int64_t e = 0; e < experts; ++e) {
         low = umin(low, ordered_word(state.bias(e))), high = umax(high, ordered_word(state.bias(e)));
