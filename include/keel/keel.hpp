@@ -32,6 +32,7 @@
 #include <keel/moe/health.hpp>
 #include <keel/moe/route.hpp>
 #include <keel/moe/router_init.hpp>
+#include <keel/moe/thresholds.hpp>
 #include <keel/nn/cross_entropy.hpp>
 #include <keel/nn/embedding.hpp>
 #include <keel/nn/fp8_linear.hpp>

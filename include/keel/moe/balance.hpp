@@ -2,7 +2,8 @@
 //
 //     keel::commit(be, state, demand, {.step = s, .micro_batch = m}).or_throw();     // after each forward; twice counts once
 //     all_reduce(state.pending), all_reduce(keel::pending_tokens(state));             // where there are ranks: sums of int64, in place,
-//     keel::demand_counts pending;                                                  // after the step's last commit on each of them
+//     keel::demand_counts pending;                                                  // after the step's last commit on each of them;
+//                                                                                   // all_reduce(state.thresholds) too, if it is kept
 //     keel::pending_demand(state, pending).or_throw();
 //     keel::update_balance(be, state, keel::reduced_over_ranks(pending), gate, {.rate = 1e-3f}).or_throw();
 //
@@ -16,6 +17,7 @@
 #include <keel/guard/step_gate_rows.hpp>
 #include <keel/moe/balance_rows.hpp>
 #include <keel/moe/demand.hpp>
+#include <keel/moe/threshold_counts.hpp>
 
 namespace keel {
 
@@ -31,6 +33,7 @@ struct balance_state {
     view<int64_t, 1> pending = {}; ///< [experts], demand committed since the last update
     view<int64_t, 1> ledger = {};  ///< [balance_ledger_size(micro-batches)], see balance_ledger
     view<int64_t, 1> signs = {};   ///< [experts], -1, 0 or 1: where each bias was last sent. Absent: flips are not counted
+    view<int64_t, 2> thresholds = {}; ///< [experts, bins], thresholds committed since the last update. Only the quantile rule needs it
 };
 
 /// One forward pass. A step that is tried again after it was skipped is another attempt.
@@ -79,6 +82,9 @@ KEEL_HOST void check_balance(validation& check, balance_state const& state) {
     if (!state.signs.absent())
         check.shape("state.signs", state.signs, state.bias.extent[0]).unit_stride("state.signs", state.signs);
     check.disjoint("state.signs", state.signs, state.bias, state.pending, state.ledger);
+    if (!state.thresholds.absent())
+        check.extent("state.thresholds", state.thresholds, 0, state.bias.extent[0]).unit_stride("state.thresholds", state.thresholds);
+    check.disjoint("state.thresholds", state.thresholds, state.bias, state.pending, state.ledger, state.signs);
     if (!check.ok()) return;
     balance_ledger const ledger{state.ledger};
     check.require(ledger.count() >= 0 && ledger.count() <= ledger.room(), status_code::bad_state, "state.ledger", "count of micro-batches",
@@ -91,12 +97,24 @@ KEEL_HOST void check_pending(validation& check, balance_state const& state) {
                       "state.pending", "count", state.pending(e), "0 up to the ledger's tokens");
 }
 KEEL_HOST void check_balance_options(validation& check, balance_options const& options) {
-    check.require(options.rule <= balance_rule::proportional, status_code::bad_option, "options.rule", "value",
+    check.require(options.rule <= balance_rule::quantile, status_code::bad_option, "options.rule", "value",
                   static_cast<int64_t>(options.rule), "a balance_rule");
     check.require(options.rate >= 0.0f && options.rate <= 0x1.fffffep127f, status_code::bad_option, "options.rate",
                   "a finite number, 0 or above");
     check.require(options.deadband >= 0.0f && options.deadband <= 0x1.fffffep127f, status_code::bad_option, "options.deadband",
                   "a finite number, 0 or above");
+}
+/// Each expert's thresholds are one a token.
+KEEL_HOST void check_thresholds(validation& check, char const* name, view<int64_t const, 2> counts, int64_t tokens) {
+    for (int64_t e = 0; check.ok() && e < counts.extent[0]; ++e) {
+        int64_t sum = 0;
+        for (int64_t b = 0; check.ok() && b < counts.extent[1]; ++b) {
+            check.require(counts(e, b) >= 0 && counts(e, b) <= tokens, status_code::bad_state, name, "count", counts(e, b),
+                          "0 up to the number of tokens");
+            if (check.ok()) sum += counts(e, b);
+        }
+        if (check.ok() && sum != tokens) check.fail(status_code::bad_state, name, "sum of an expert", sum, tokens);
+    }
 }
 /// Counts that no one has written to since they were counted: none outside [0, most], and together the total.
 template <class Stage> KEEL_HOST void check_counts(validation& check, char const* name, load_counts<Stage> const& c, int64_t most) {
@@ -113,6 +131,24 @@ template <class Stage> KEEL_HOST void check_counts(validation& check, char const
 
 namespace keel::inline KEEL_ABI {
 
+/// Thresholds where the state keeps some, and only there: of the same tokens, k and bias.
+KEEL_HOST void check_same_thresholds(validation& check, balance_state const& state, demand_counts const& demand,
+                                     threshold_counts const& thresholds) {
+    if (!check.ok()) return;
+    check.require(thresholds.filled() == !state.thresholds.absent(), status_code::bad_state, "thresholds",
+                  "those of this forward where state.thresholds is kept, else none");
+    if (!check.ok() || !thresholds.filled()) return;
+    check.shape("thresholds", thresholds.counts(), state.thresholds.extent[0], state.thresholds.extent[1]);
+    check.disjoint("thresholds", thresholds.counts(), state.bias, state.pending, state.ledger, state.signs, state.thresholds);
+    check.require(thresholds.tokens() == demand.tokens(), status_code::bad_state, "thresholds", "tokens", thresholds.tokens(),
+                  "those of the demand");
+    check.require(thresholds.per_token() == demand.per_token(), status_code::bad_state, "thresholds", "experts a token",
+                  thresholds.per_token(), "the k of the demand");
+    if (!check.ok()) return;
+    check.require(thresholds.range() == threshold_range_of(state.bias, state.thresholds.extent[1]), status_code::bad_state, "thresholds",
+                  "thresholds that were counted with state.bias");
+}
+
 /// Adds a micro-batch's demand to the pending counts, once: a key that is there already (a recomputed forward, a repeated call) or
 /// that belongs to a step already updated changes nothing and is ok. Evaluation simply does not commit.
 ///
@@ -123,17 +159,20 @@ namespace keel::inline KEEL_ABI {
 /// Late           of a step that was updated: ok, nothing changes. Of an attempt that was skipped: a skip leaves nothing behind to know
 ///                it by, so it opens that attempt again, and the next attempt's commit says so; update_balance with a closed gate
 ///                clears it.
+/// Thresholds     of the same forward pass, where the state keeps them: counted with the state's bias, in as many bins; else bad_state.
 /// A type that is not demand_counts does not compile.
-template <row_backend B> status commit(B const&, balance_state const& state, demand_counts const& demand, balance_key key) {
+template <row_backend B>
+status commit(B const&, balance_state const& state, demand_counts const& demand, threshold_counts const& thresholds, balance_key key) {
     static_assert(backend_traits<B>::space == memory_space::host, "the ledger lives on the host so far");
     int64_t const experts = state.bias.extent[0];
     detail::balance_ledger const ledger{state.ledger};
     validation check("commit");
     detail::check_balance(check, state);
     check.shape("demand", demand.counts(), experts);
-    check.disjoint("demand", demand.counts(), state.bias, state.pending, state.ledger, state.signs);
+    check.disjoint("demand", demand.counts(), state.bias, state.pending, state.ledger, state.signs, state.thresholds);
     check.require(demand.filled(), status_code::bad_state, "demand", "demand that route has filled");
     check.require(key.step >= 0, status_code::bad_option, "key.step", "value", key.step, "0 or more");
+    check_same_thresholds(check, state, demand, thresholds);
     if (!check.ok() || key.step < ledger.next_step()) return check.result;
     if (ledger.count() > 0) {
         check.require(ledger.open_step() == key.step, status_code::bad_state, "key.step", "value", key.step,
@@ -147,18 +186,25 @@ template <row_backend B> status commit(B const&, balance_state const& state, dem
     }
     detail::check_pending(check, state);
     detail::check_counts(check, "demand", demand, demand.tokens());
+    detail::check_thresholds(check, "thresholds", thresholds.counts(), demand.tokens());
     check.require(ledger.count() < ledger.room(), status_code::bad_state, "state.ledger", "room for micro-batches", ledger.room(),
                   "room for all of a step");
     check.require(ledger.tokens() <= detail::most_assignments / demand.per_token() - demand.tokens(), status_code::bad_state, "demand",
                   "tokens", demand.tokens(), "at most 2^42 / k a step");
     if (!check.ok()) return check.result;
-    for (int64_t e = 0; e < experts; ++e) state.pending(e) += demand[e];
+    for (int64_t e = 0; e < experts; ++e) {
+        state.pending(e) += demand[e];
+        for (int64_t b = 0; b < state.thresholds.extent[1]; ++b) state.thresholds(e, b) += thresholds.counts()(e, b);
+    }
     ledger.open_step() = key.step;
     ledger.open_attempt() = key.attempt;
     ledger.tokens() += demand.tokens();
     ledger.per_token() = demand.per_token();
     ledger.micro_batch(ledger.count()++) = key.micro_batch;
     return check.result;
+}
+template <row_backend B> status commit(B const& be, balance_state const& state, demand_counts const& demand, balance_key key) {
+    return commit(be, state, demand, threshold_counts{}, key);
 }
 
 /// The number of tokens in state.pending: one element of the ledger, for a communicator to sum as it sums the counts.
@@ -183,16 +229,16 @@ KEEL_HOST status pending_demand(balance_state const& state, demand_counts& pendi
 ///
 /// Formula        b_e = fma(rate, direction_e, b_e) with the direction of balance_rule: a division of exact integers, in fp32. An expert
 ///                within the deadband counts as one whose demand is the mean.
-/// Bounds         centred_sign and proportional sum to 0 over the experts but for the rounding of each direction: the mean of the bias
+/// Bounds         all rules but sign sum to 0 over the experts but for the rounding of each direction: the mean of the bias
 ///                stays. sign drifts by rate * mean(sign) a step; a constant common to all selects nothing, but takes the scores' digits.
 /// Gate           gate.apply: the bias moves and the step is done. Not: the step never happened; bias, pending, signs and ledger have
 ///                the bytes that they had before its first commit, and it may be tried again under another attempt.
 /// Frozen         with an open gate the step is done like any other, bias and signs keep their bytes, and the health line says so.
 /// Shapes         demand of as many experts as the state. It may be the pending counts themselves.
-/// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (rate, deadband, rule), bad_state: nothing was committed since the last update
+/// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (rate, deadband, rule; quantile without state.thresholds), bad_state: nothing was committed since the last update
 ///                (once per step), the demand is less than what is pending here (another layer's, or not reduced), of another k, or does
-///                not sum to its total any more (a micro-batch was committed after pending_demand), or a bias is NaN: it would stay so
-///                for ever, its expert last.
+///                not sum to its total any more (a micro-batch was committed after pending_demand), thresholds were not reduced with it,
+///                or a bias is NaN: it would stay so for ever, its expert last.
 /// Zero tokens    direction 0.
 /// A type that is not reduced_demand does not compile: not served counts, and not one rank's share.
 template <row_backend B>
@@ -203,7 +249,7 @@ status update_balance(B const& be, balance_state const& state, reduced_demand co
     detail::balance_ledger const ledger{state.ledger};
     validation check("update_balance");
     detail::check_balance(check, state);
-    check.shape("demand", demand.counts(), experts).disjoint("demand", demand.counts(), state.bias, state.ledger, state.signs);
+    check.shape("demand", demand.counts(), experts).disjoint("demand", demand.counts(), state.bias, state.ledger, state.signs, state.thresholds);
     check.disjoint_or_same("demand", demand.counts(), state.pending);
     check.require(demand.filled(), status_code::bad_state, "demand", "demand that was counted");
     detail::check_balance_options(check, options);
@@ -217,18 +263,25 @@ status update_balance(B const& be, balance_state const& state, reduced_demand co
         if (demand[e] < state.pending(e))
             check.fail(status_code::bad_state, "demand", "count", demand[e], 0, "at least what is pending on this rank");
     detail::check_counts(check, "demand", demand, demand.tokens());
+    if (!state.thresholds.absent()) detail::check_thresholds(check, "state.thresholds", state.thresholds, demand.tokens());
+    check.require(options.rule != balance_rule::quantile || !state.thresholds.absent(), status_code::bad_option, "options.rule",
+                  "a rule that needs no thresholds, or state.thresholds");
     if (!check.ok()) return check.result;
     if (gate.apply != 0) {
         balance_moves moves;
         if (!options.frozen) {
-            be.for_rows(1, experts, balance_row{demand.counts(), state.bias, state.signs, demand.total(), options, &moves});
+            threshold_range const range = threshold_range_of(state.bias, state.thresholds.extent[1]);
+            be.for_rows(1, experts, balance_row{demand.counts(), state.bias, state.signs, state.thresholds, range, demand.total(), options, &moves});
             ledger.still() = moves.moved == 0 ? ledger.still() + 1 : 0;
         }
         ledger.moved() = moves.moved, ledger.flipped() = moves.flipped;
         ledger.frozen() = options.frozen ? 1 : 0, ledger.deadband() = static_cast<int64_t>(bits(options.deadband));
         ledger.next_step() = ledger.open_step() + 1;
     }
-    for (int64_t e = 0; e < experts; ++e) state.pending(e) = 0;
+    for (int64_t e = 0; e < experts; ++e) {
+        state.pending(e) = 0;
+        for (int64_t b = 0; b < state.thresholds.extent[1]; ++b) state.thresholds(e, b) = 0;
+    }
     ledger.close();
     return check.result;
 }

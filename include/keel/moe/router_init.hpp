@@ -143,7 +143,7 @@ status calibrate_bias(B const& be, view<L, 2> logits, int64_t k, view<float, 1> 
             least = top;
             for (int64_t e = 0; e < experts; ++e) bias(e) = trial[e];
         }
-        be.for_rows(1, experts, balance_row{demand.counts(), vec(trial, experts), {}, demand.total(), {.rule = balance_rule::centred_sign, .rate = rate}, &moves});
+        be.for_rows(1, experts, balance_row{demand.counts(), vec(trial, experts), {}, {}, {}, demand.total(), {.rule = balance_rule::centred_sign, .rate = rate}, &moves});
         rate = mul(rate, options.decay);
     }
     return check.result;
