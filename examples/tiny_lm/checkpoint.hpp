@@ -42,6 +42,7 @@ template <class Model, class Visit> void for_each_tensor(Model& m, Visit const& 
         flat("bias", balance.bias);
         flat("pending", balance.pending);
         flat("ledger", balance.ledger);
+        flat("signs", balance.signs);
     }
 }
 

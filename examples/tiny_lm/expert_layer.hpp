@@ -82,7 +82,7 @@ public:
           offsets_(1, shape.experts + 1), demand_memory_(1, shape.experts), served_memory_(1, shape.experts),
           expert_rows_(tokens * shape.top_k, shape.width), expert_out_(tokens * shape.top_k, shape.width), dexpert_(tokens * shape.top_k, shape.width),
           shared_out_(tokens, shape.width), dx_shared_(tokens, shape.width), dx_routed_(tokens, shape.width), share_terms_(tokens, 4),
-          bias_(1, shape.experts), pending_(1, shape.experts), ledger_(1, keel::balance_ledger_size(1)),
+          bias_(1, shape.experts), pending_(1, shape.experts), ledger_(1, keel::balance_ledger_size(1)), signs_(1, shape.experts),
           demand_(demand_memory_.vec(shape.experts)), served_(served_memory_.vec(shape.experts)) {}
 
     void initialise(Backend const& be, parameter_list const& parameters, std::uint64_t seed) {
@@ -142,16 +142,20 @@ public:
             largest = std::fmax(largest, static_cast<double>(std::fabs(bias_.data()[e] - before[e])));
         return largest;
     }
-    /// The bias and its ledger: three views that a checkpoint keeps.
+    /// The bias and its ledger: what a checkpoint keeps.
     keel::balance_state balance() {
-        return {bias_.vec(shape_.experts), pending_.vec(shape_.experts), ledger_.vec(keel::balance_ledger_size(1))};
+        return {bias_.vec(shape_.experts), pending_.vec(shape_.experts), ledger_.vec(keel::balance_ledger_size(1)), signs_.vec(shape_.experts)};
     }
 
     // --- what the last training forward showed ---------------------------------------------------------------------
 
-    keel::balance_line health() {
+    /// Of `tokens`; what share of the model's parameters is routed stands beside this layer's routed share of the output.
+    keel::balance_line health(Backend const& be, std::int64_t tokens, double routed_parameters) {
+        keel::routed_share const routed = share(be, tokens);
         keel::balance_line line;
-        keel::measure_balance(demand_, served_, balance(), line).or_throw();
+        keel::measure_balance(demand_, served_, balance(), line,
+                              {static_cast<double>(routed.projection()), static_cast<double>(routed.norm()), routed_parameters})
+            .or_throw();
         return line;
     }
     keel::routed_share share(Backend const& be, std::int64_t tokens) {
@@ -182,7 +186,7 @@ private:
     matrix<std::int64_t> slots_, offsets_, demand_memory_, served_memory_;
     matrix<Activation> expert_rows_, expert_out_, dexpert_, shared_out_, dx_shared_, dx_routed_;
     matrix<float> share_terms_, bias_;
-    matrix<std::int64_t> pending_, ledger_;
+    matrix<std::int64_t> pending_, ledger_, signs_;
     keel::demand_counts demand_;
     keel::served_counts served_;
 };

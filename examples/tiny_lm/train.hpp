@@ -70,6 +70,8 @@ public:
     model<Backend, Activation>& network() { return model_; }
     progress const& at() const { return at_; }
     flop_ledger const& ledger() const { return ledger_; }
+    /// The balance line of each layer, of the last step; empty before the first.
+    std::vector<keel::balance_line> const& balance() const { return balance_; }
 
 private:
     static constexpr double first_balance_rate = 1e-2;
@@ -83,17 +85,19 @@ private:
         h.largest_logit = -std::numeric_limits<double>::infinity();
         h.demand_max_over_mean = h.served_max_over_mean = 0;
         h.dropped_share = 0, h.routed_output_share = std::numeric_limits<double>::infinity();
+        balance_.clear();
         for (std::int64_t l = 0; l < model_.layers(); ++l) {
             auto& attention = model_.attention(l);
             auto& experts = model_.experts(l);
             h.largest_logit = std::fmax(h.largest_logit, attention.largest_logit());
             first_token += attention.first_token_sum();
-            auto const line = experts.health();
+            balance_.push_back(experts.health(be_, tokens, ledger_.routed_parameter_share()));
+            auto const& line = balance_.back();
             if (line.demand_max > h.demand_max_over_mean) h.demand_max_over_mean = line.demand_max, h.served_max_over_mean = line.served_max;
             h.dead_experts += line.dead;
             if (line.concealed() && h.concealed_layer < 0) h.concealed_layer = l;
             h.dropped_share = std::fmax(h.dropped_share, line.dropped);
-            h.routed_output_share = std::fmin(h.routed_output_share, static_cast<double>(experts.share(be_, tokens).projection()));
+            h.routed_output_share = std::fmin(h.routed_output_share, line.shares.output);
         }
         auto const queries = static_cast<double>(tokens * run_.model.layers * run_.model.heads);
         h.first_token_share = first_token / queries;
@@ -109,6 +113,7 @@ private:
     optimiser<Backend> optimiser_;
     std::vector<keel::gradient_tensor> gradients_;
     batch batch_;
+    std::vector<keel::balance_line> balance_;
     progress at_;
 };
 

@@ -30,6 +30,7 @@
 #include <keel/moe/demand.hpp>
 #include <keel/moe/dispatch.hpp>
 #include <keel/moe/health.hpp>
+#include <keel/moe/health_text.hpp>
 #include <keel/moe/route.hpp>
 #include <keel/moe/router_init.hpp>
 #include <keel/moe/thresholds.hpp>

@@ -1,15 +1,24 @@
 // The balance line: what one layer's router is asked for and what its experts serve, side by side, and an alarm for the fault that
 // hides in the difference.
 //
-//     demand 3.20x  served 1.25x  dropped 21.4%  dead 2  bias spread 0.031
+//     keel::measure_balance(demand, served, state, line, {.output = share.projection(), .parameters = 0.9}).or_throw();
+//     std::puts(keel::balance_text(line).c_str());                                    // health_text.hpp
 //
-// Print it for each layer; a mean over layers hides the one that fails.
+// One line a layer: there is no call that takes several, because a mean over layers hides the one that fails.
 #pragma once
 
 #include <keel/moe/balance.hpp>
 #include <keel/moe/capacity.hpp>
 
 namespace keel {
+
+/// How much the routed experts are of the layer, to stand beside each other: 90% of the parameters that make 22% of the output are a
+/// fault that no load shows. NaN: not known.
+struct layer_shares {
+    double output = static_cast<double>(as_float(nan_bits));     ///< routed_share::projection() of dispatch.hpp
+    double norm = static_cast<double>(as_float(nan_bits));       ///< routed_share::norm()
+    double parameters = static_cast<double>(as_float(nan_bits)); ///< routed parameters over all, of the layer or the model
+};
 
 /// All ratios are of exact counts, both of the same tokens: of one call of route and apply_capacity, or of sums by add_counts.
 struct balance_line {
@@ -20,12 +29,17 @@ struct balance_line {
     double demand_entropy = 0.0; ///< 1 for uniform demand
     double served_entropy = 0.0;
     double dropped = 0.0;        ///< share of assignments dropped
+    int64_t experts = 0;
     int64_t dead = 0;            ///< experts with less than 1% of the mean demand
     float bias_spread = 0.0f;    ///< largest minus smallest bias
     int64_t bias_nan = 0;        ///< biases that are NaN: update_balance refuses them
     int64_t bias_moved = 0;      ///< biases that the last update changed
     int64_t still_updates = 0;   ///< updates in a row, up to the last one, that changed none; frozen ones left out
     double deadband = 0.0;       ///< of the last update
+    bool bias_frozen = false;    ///< the last update was told to leave the bias
+    double sign_flips = 0.0;     ///< share of experts that the last update sent the other way than before: near 1/2 or above the
+                                 ///< rate is too large and the bias swings. NaN where the state keeps no signs
+    layer_shares shares = {};    ///< as given
 
     /// Demand is skewed, serving hides it, and nothing corrects it: demand_max exceeds served_max by more than `tolerance` of it, and
     /// lies outside the deadband by as much, while the last two updates moved no bias: they were fed with something else than this
@@ -42,7 +56,8 @@ namespace keel::inline KEEL_ABI {
 /// Makes the line from the demand and the served counts of the same tokens, and the layer's state.
 /// Status: bad_state where either was not filled, where they are of different tokens or k, or where served exceeds demand; bad_shape
 /// where the experts differ.
-KEEL_HOST status measure_balance(demand_counts const& demand, served_counts const& served, balance_state const& state, balance_line& line) {
+KEEL_HOST status measure_balance(demand_counts const& demand, served_counts const& served, balance_state const& state, balance_line& line,
+                                 layer_shares const& shares = {}) {
     int64_t const experts = demand.experts();
     validation check("measure_balance");
     detail::check_balance(check, state);
@@ -63,10 +78,15 @@ KEEL_HOST status measure_balance(demand_counts const& demand, served_counts cons
             .demand_entropy = load_entropy(demand),
             .served_entropy = load_entropy(served),
             .dropped = dropped_share(demand, served),
+            .experts = experts,
             .dead = dead_experts(demand),
             .bias_moved = ledger.moved(),
             .still_updates = ledger.still(),
-            .deadband = static_cast<double>(as_float(static_cast<uint32_t>(ledger.deadband())))};
+            .deadband = static_cast<double>(as_float(static_cast<uint32_t>(ledger.deadband()))),
+            .bias_frozen = ledger.frozen() != 0,
+            .sign_flips = state.signs.absent() || experts == 0 ? static_cast<double>(as_float(nan_bits))
+                                                               : static_cast<double>(ledger.flipped()) / static_cast<double>(experts),
+            .shares = shares};
     uint32_t low = 0xffffffffu, high = 0;
     for (int64_t e = 0; e < experts; ++e) {
         low = umin(low, ordered_word(state.bias(e))), high = umax(high, ordered_word(state.bias(e)));
