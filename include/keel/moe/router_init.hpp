@@ -1,7 +1,8 @@
 // A router that crowns no experts at its first step: rows of equal norm, optionally orthogonal, and a bias that balances a first batch.
 //
 // Normal rows differ in norm by 1 / sqrt(2 width), which alone skews the load by several percent; equal norms remove that. What is
-// left comes from the activations' common mean, which gives every token the same offset an expert: calibrate_bias removes it.
+// left comes from the activations' common mean, which gives every token the same offset an expert. Two cures: calibrate_bias balances
+// a first batch, as long as the offsets leave the scores digits; rows without a component along the mean know no offset at all.
 #pragma once
 
 #include <keel/core/random.hpp>
@@ -54,6 +55,34 @@ struct scale_row {
     }
 };
 
+/// Takes a row's part along a direction away, twice, as Gram-Schmidt does below. A direction of zeros takes nothing.
+struct leave_direction {
+    view<float, 2> w;
+    view<float const, 1> direction;
+
+    template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
+        using F = typename G::value;
+        float* const p = w.at(row);
+        float const* const d = direction.data;
+        int64_t const n = w.extent[1];
+        bits_of<F> largest(0u);
+        g.each(n, [&](auto at) { largest = umax(largest, magnitude(g.load(d, at))); });
+        float const top = as_float(g.max_bits(largest)); // the direction over this neither overflows nor vanishes when squared
+        if (top == 0.0f) return;
+        float const squares = g.sum(n, [&](F const& acc, auto at) {
+            F const v = g.load(d, at) / F(top);
+            return fma(v, v, acc);
+        });
+        for (int twice = 0; twice < 2; ++twice) {
+            g.sync();
+            float const dot = g.sum(n, [&](F const& acc, auto at) { return fma(g.load(p, at), g.load(d, at) / F(top), acc); });
+            float const part = negate(div(dot, squares));
+            g.sync();
+            g.each(n, [&](auto at) { g.store(p, at, fma(F(part), g.load(d, at) / F(top), g.load(p, at))); });
+        }
+    }
+};
+
 /// Gram-Schmidt, row after row, each twice, which leaves them orthogonal to fp32's accuracy (Kahan and Parlett: "twice is enough").
 struct orthogonal_rows {
     view<float, 2> w;
@@ -78,19 +107,31 @@ struct orthogonal_rows {
 
 /// Fills the router's weights [experts, width] with normals (core/random.hpp) and scales every row to options.norm.
 ///
-/// Formula        w_e = norm * n_e / |n_e|; orthogonal: n_e less its projections on the rows before it. Norms hold to 2^-20 relative.
+/// Formula        w_e = norm * n_e / |n_e|; n_e less its part along `away_from`, and if orthogonal less its projections on the rows before
+///                it. Norms hold to 2^-20 relative.
 /// Shapes         weights [experts, width], columns adjacent, rows may be strided. Element (e, j) draws number e * width + j of `key`.
-/// Status         bad_shape, bad_stride, bad_pointer, bad_option (norm not finite or not above 0; orthogonal with experts > width).
+///                away_from [width], such as the mean of a batch of activations; absent: none.
+/// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (norm not finite or not above 0; orthogonal with more experts
+///                than the width, less one for away_from; on host backends an away_from that is not finite).
 /// Cost           orthogonal: experts^2 passes over a row on one worker. No workspace.
-template <row_backend B> status router_init(B const& be, view<float, 2> weights, random_key const& key, router_init_options options = {}) {
+template <row_backend B>
+status router_init(B const& be, view<float, 2> weights, random_key const& key, router_init_options options = {},
+                   view<float const, 1> away_from = {}) {
     int64_t const experts = weights.extent[0], width = weights.extent[1];
     validation check("router_init");
     check.present("weights", weights).unit_stride("weights", weights).distinct("weights", weights);
     check.require(options.norm > 0.0f && options.norm <= 0x1.fffffep127f, status_code::bad_option, "options.norm", "a finite number above 0");
-    check.require(!options.orthogonal || experts <= width, status_code::bad_option, "options.orthogonal", "experts", experts,
-                  "no more than the width");
+    bool const leaves = !away_from.absent();
+    check.require(!options.orthogonal || experts <= width - (leaves ? 1 : 0), status_code::bad_option, "options.orthogonal", "experts", experts,
+                  "no more than the directions there are");
+    if (leaves) check.shape("away_from", away_from, width).unit_stride("away_from", away_from).disjoint("weights", weights, away_from);
+    if (!check.ok()) return check.result;
+    if constexpr (backend_traits<B>::space == memory_space::host)
+        for (int64_t j = 0; check.ok() && leaves && j < width; ++j)
+            if (is_non_finite(away_from(j))) check.fail(status_code::bad_option, "away_from", "a number that is not finite at column", j, 0, "none");
     if (!check.ok()) return check.result;
     be.for_rows(experts, width, normal_row{weights, key});
+    if (leaves) be.for_rows(experts, width, leave_direction{weights, away_from});
     if (options.orthogonal) be.for_rows(experts > 0 ? 1 : 0, experts * width, orthogonal_rows{weights});
     be.for_rows(experts, width, scale_row{weights, options.norm});
     return check.result;
