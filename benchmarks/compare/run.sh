@@ -9,6 +9,11 @@
 # --rounds   how often all take their turn (default 7); the medians are printed, of times and of ratios within a round
 # --only     quantise, dequantise, rms_norm or swiglu
 #
+# --router   the router instead, against the chains of PyTorch operations that do the same (softmax, bias, top-k, one-hot rows or a map,
+#            cumulated places, capacity 1.25, offsets; forward, and with the gradient of the logits), and beside the floor: its inputs
+#            and outputs at the speed of a copy. Without PyTorch it shows keel alone. Options: --python, --threads, --rounds, --tokens N,
+#            --shapes 64x8,512x10 (experts x choices), --formats bf16,fp32, --score softmax or sigmoid
+#
 # quantise: bf16 to e4m3 with an fp32 scale for each 1 x 128; keel takes its report too. dequantise: back to bf16. rms_norm and swiglu:
 # bf16 to bf16, forward. A call of PyTorch or JAX makes new outputs, from memory that the process keeps, so none waits for new pages.
 set -u
@@ -16,7 +21,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 build=$root/build/benchmarks
 
-python=${KEEL_PYTHON:-python3} options=()
+python=${KEEL_PYTHON:-python3} script=compare.py options=()
 while [ $# -gt 0 ]; do
     case $1 in
     --help | -h)
@@ -28,12 +33,13 @@ while [ $# -gt 0 ]; do
         python=$2
         shift
         ;;
+    --router) script=router.py ;;
     *) options+=("$1") ;;
     esac
     shift
 done
 
-"$python" "$here/compare.py" --can-run "${options[@]}"
+"$python" "$here/$script" --can-run "${options[@]}"
 case $? in
 0) ;;
 77) exit 0 ;; # nothing to compare with: it has said so
@@ -51,4 +57,4 @@ if ! (cd "$root" && cmake --preset release -B "$build" -DKEEL_TESTS=OFF -DKEEL_E
     exit 1
 fi
 cmake --build "$build" --parallel "$(cores)" --target benchmark_compare || exit 1
-exec "$python" "$here/compare.py" --library "$build/benchmarks/libcompare.so" "${options[@]}"
+exec "$python" "$here/$script" --library "$build/benchmarks/libcompare.so" "${options[@]}"
