@@ -54,6 +54,43 @@ TYPES_REFUSED = [
      "status f(view<float, 2> x, row_blocks<e4m3 const> q) { return quantize<overflow::saturate>(reference{}, x, q); }"),
 ]
 
+# The fault that the router exists to prevent: load that was counted after the drop.
+COUNTS = """#include <keel/backend/reference.hpp>
+#include <keel/moe/health.hpp>
+#include <keel/moe/thresholds.hpp>
+using namespace keel;
+status counted(balance_state s, demand_counts const& d, threshold_counts const& t) {
+    status const first = commit(reference{}, s, d, {.step = 1});
+    return first.ok() ? commit(reference{}, s, d, t, {.step = 2}) : first;
+}
+status moved(balance_state s, reduced_demand const& d) { return update_balance(reference{}, s, d, open_gate()); }
+status shown(balance_state s, demand_counts const& d, served_counts const& g, balance_line& l) { return measure_balance(d, g, s, l); }
+"""
+COUNTS_REFUSED = [
+    ("served counts in commit", "status f(balance_state s, served_counts const& c) { return commit(reference{}, s, c, {.step = 1}); }"),
+    ("served counts in commit with thresholds",
+     "status f(balance_state s, served_counts const& c, threshold_counts const& t) { return commit(reference{}, s, c, t, {.step = 1}); }"),
+    ("served counts in update_balance",
+     "status f(balance_state s, served_counts const& c) { return update_balance(reference{}, s, c, open_gate()); }"),
+    ("one rank's demand in update_balance",
+     "status f(balance_state s, demand_counts const& c) { return update_balance(reference{}, s, c, open_gate()); }"),
+    ("bare counts in update_balance",
+     "status f(balance_state s, view<int64_t, 1> c) { return update_balance(reference{}, s, c, open_gate()); }"),
+    ("served counts as demand", "demand_counts f(served_counts const& c) { return demand_counts(c); }"),
+    ("served counts assigned to demand", "void f(served_counts const& c, demand_counts& d) { d = c; }"),
+    ("served counts said to be reduced", "reduced_demand f(served_counts const& c) { return reduced_over_ranks(c); }"),
+    ("reduced demand out of nothing but memory that counts", "reduced_demand f(demand_counts const& c) { return c; }"),
+    ("served counts rebuilt into demand",
+     "status f(view<int64_t, 1> c, served_counts& s) { return demand_from_counts(c, 1, 1, s); }"),
+    ("served counts added to demand", "status f(demand_counts& d, served_counts const& s) { return add_counts(d, s); }"),
+    ("demand and served in each other's place",
+     "status f(balance_state s, demand_counts const& d, served_counts const& g, balance_line& l) { return measure_balance(g, d, s, l); }"),
+    ("a bias of bf16", "balance_state f(view<bf16, 1> b) { return {b}; }"),
+    ("counts of 32 bits", "demand_counts f(view<int32_t, 1> m) { return demand_counts(m); }"),
+    ("a fraction for a capacity", "capacity_limit f() { return 1.25; }"),
+    ("a capacity of nothing named", "capacity_options f() { return {}; }"),
+]
+
 
 def probe(compiler, flags, options):
     with tempfile.TemporaryDirectory() as folder:
