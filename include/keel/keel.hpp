@@ -31,7 +31,9 @@
 #include <keel/moe/dispatch.hpp>
 #include <keel/moe/health.hpp>
 #include <keel/moe/health_text.hpp>
+#include <keel/moe/load_balance.hpp>
 #include <keel/moe/route.hpp>
+#include <keel/moe/route_weights.hpp>
 #include <keel/moe/router_init.hpp>
 #include <keel/moe/thresholds.hpp>
 #include <keel/nn/cross_entropy.hpp>
