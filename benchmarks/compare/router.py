@@ -14,7 +14,7 @@ FARTHEST = 8       # times the floor
 
 
 def arguments():
-    parser = argparse.ArgumentParser(prog="benchmarks/compare/run.sh --router")
+    parser = argparse.ArgumentParser(prog="benchmarks/compare/run.sh router")
     parser.add_argument("--library", help=argparse.SUPPRESS)
     parser.add_argument("--can-run", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--child", type=int, default=0, help=argparse.SUPPRESS)

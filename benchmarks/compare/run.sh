@@ -2,26 +2,35 @@
 # Runs PyTorch (eager and compiled) and JAX (jit) on the work of keel's row primitives, in turns with keel, in one process and with
 # as many threads, and prints how many times as long they take:
 #   benchmarks/compare/run.sh [--python PROGRAM] [--threads 1,2] [--shapes 64x4096,16384x4096] [--rounds N] [--only NAME]
+# or on Newton-Schulz, with the time and the orthogonality error of each:
+#   benchmarks/compare/run.sh newton_schulz [--python PROGRAM] [--threads 1,2] [--shapes 512x512,64x64x128] [--rounds N]
+# or on the router, beside the floor of its inputs and outputs at the speed of a copy; without PyTorch keel alone:
+#   benchmarks/compare/run.sh router [--python PROGRAM] [--threads 1,2] [--shapes 64x8,512x10] [--rounds N] [--tokens N]
+#                                    [--formats bf16,fp32] [--score softmax|sigmoid]
 #
 # --python   a Python 3 that has numpy and torch, jax or both (default: $KEEL_PYTHON, or python3); what it lacks is left out, aloud
 # --threads  how many; each number is a run of its own, bound to as many processors
-# --shapes   rows x columns of bf16 elements, columns a multiple of 128
+# --shapes   rows x columns of bf16 elements, columns a multiple of 128; matrices x rows x columns; experts x choices
 # --rounds   how often all take their turn (default 7); the medians are printed, of times and of ratios within a round
 # --only     quantise, dequantise, rms_norm or swiglu
 #
-# --router   the router instead, against the chains of PyTorch operations that do the same (softmax, bias, top-k, one-hot rows or a map,
-#            cumulated places, capacity 1.25, offsets; forward, and with the gradient of the logits), and beside the floor: its inputs
-#            and outputs at the speed of a copy. Without PyTorch it shows keel alone. Options: --python, --threads, --rounds, --tokens N,
-#            --shapes 64x8,512x10 (experts x choices), --formats bf16,fp32, --score softmax or sigmoid
-#
 # quantise: bf16 to e4m3 with an fp32 scale for each 1 x 128; keel takes its report too. dequantise: back to bf16. rms_norm and swiglu:
-# bf16 to bf16, forward. A call of PyTorch or JAX makes new outputs, from memory that the process keeps, so none waits for new pages.
+# bf16 to bf16, forward. newton_schulz: five steps, fp32 in, of Keller Jordan's set, in fp32 and in bf16, and in keel also of Polar Express;
+# torch.optim.Muon's own function a matrix at a time, as it calls it. router: the chains of PyTorch operations that do the same (softmax,
+# bias, top-k, one-hot rows or a map, cumulated places, capacity 1.25, offsets; forward, and with the gradient of the logits). A call of
+# PyTorch or JAX makes new outputs, from memory that the process keeps, so none waits for new pages.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 build=$root/build/benchmarks
 
 python=${KEEL_PYTHON:-python3} script=compare.py options=()
+case ${1-} in
+router | newton_schulz)
+    script=$1.py
+    shift
+    ;;
+esac
 while [ $# -gt 0 ]; do
     case $1 in
     --help | -h)
@@ -33,7 +42,6 @@ while [ $# -gt 0 ]; do
         python=$2
         shift
         ;;
-    --router) script=router.py ;;
     *) options+=("$1") ;;
     esac
     shift

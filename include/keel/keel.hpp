@@ -46,6 +46,7 @@
 #include <keel/norm/rms_norm.hpp>
 #include <keel/norm/rms_norm_quantize.hpp>
 #include <keel/optim/adamw.hpp>
+#include <keel/optim/coefficient_solver.hpp>
 #include <keel/optim/kahan.hpp>
 #include <keel/optim/muon.hpp>
 #include <keel/optim/newton_schulz.hpp>
