@@ -34,6 +34,7 @@ template <class Code, class Scale, int C> struct momentum_memory<keel::block_sca
 /// Weights W, momentum M, all optional state.
 template <class M = float, class W = float> struct muon_problem {
     using parameter_type = keel::muon_parameter<float, float, keel::bf16, M, W>;
+    static constexpr bool has_master = std::is_same_v<W, float>;
     keel::muon_plan<> plan;
     guarded_matrix<float> gradient, second;
     guarded_matrix<W> weight, rest;
