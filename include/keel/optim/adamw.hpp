@@ -14,7 +14,7 @@
 
 namespace keel {
 
-/// Caller-owned, zero at first (codes of zero and scales of any finite value). Save and restore all three (optimiser_state.hpp). M and V
+/// Caller-owned, zero at first (codes of zero and scales of any finite value). Save and restore all three (saved_state.hpp). M and V
 /// say what the moments are kept in: float, bf16, f16 or row_blocks<e4m3> and the like (state_rows.hpp), then of one row.
 template <class M = float, class V = M> struct adamw_state_of {
     state_view<M, 1> m = {};
