@@ -12,9 +12,9 @@ namespace keel_test {
 template <class M> struct momentum_memory {
     guarded_matrix<M> values;
     momentum_memory(int64_t rows, int64_t columns) : values(rows, columns, 2) {}
-    keel::view<M, 3> get(int64_t stack) {
+    keel::view<M, 3> get(int64_t stack, int64_t rows) {
         auto const v = values.view();
-        return {v.data, {stack, v.extent[0] / stack, v.extent[1]}, {v.extent[0] / stack * v.stride[0], v.stride[0], 1}};
+        return {v.data, {stack, rows, v.extent[1]}, {rows * v.stride[0], v.stride[0], 1}};
     }
     float at(int64_t i, int64_t j) const { return static_cast<float>(values.at(i, j)); }
     void add_to(digest& d) const { d.add(values); }
@@ -25,7 +25,7 @@ template <class Code, class Scale, int C> struct momentum_memory<keel::block_sca
     guarded_matrix<Code> codes;
     guarded_matrix<typename Scale::storage> scales;
     momentum_memory(int64_t rows, int64_t columns) : codes(rows, columns, 3), scales(rows, blocks::scale_columns(columns), 1) {}
-    blocks get(int64_t) { return {codes.view(), scales.view()}; }
+    blocks get(int64_t, int64_t) { return {codes.view(), scales.view()}; }
     float at(int64_t i, int64_t j) const { return keel::decode(codes.get(i, j)) * static_cast<float>(scales.at(i, j / C)); }
     void add_to(digest& d) const { d.add(codes), d.add(scales); }
     bool untouched() const { return codes.untouched() && scales.untouched(); }
@@ -55,7 +55,7 @@ template <class M = float, class W = float> struct muon_problem {
         return {v.data, {plan.stack, plan.rows, plan.columns}, {plan.rows * v.stride[0], v.stride[0], 1}};
     }
     parameter_type get() {
-        parameter_type p{.plan = plan, .gradient = cube(gradient), .weight = cube(weight), .momentum = momentum.get(plan.stack), .change = &change,
+        parameter_type p{.plan = plan, .gradient = cube(gradient), .weight = cube(weight), .momentum = momentum.get(plan.stack, plan.rows), .change = &change,
                          .applied = &applied, .random = random};
         if (shadowed) p.shadow = cube(shadow);
         if (balanced) p.second_moment = second.view();

@@ -29,9 +29,32 @@ struct matrix_numbers {
     }
 };
 
-/// A source for Newton-Schulz (newton_schulz_rows.hpp): U = the momentum after this gradient, looked ahead once more where
-/// nesterov. take() stores the momentum, unless it is kept in blocks: those are stored by store_row, after the last take().
+/// body(adjacent): as std::true_type where a row's elements are adjacent, so that its loops know.
+template <class Body> KEEL_FN void by_adjacency(bool adjacent, Body const& body) {
+    if (adjacent) body(std::true_type{});
+    else body(std::false_type{});
+}
+
+/// A row of momentum that a row of gradient goes into.
 ///     add = (1 - mu) or 1;  x = gradient * clip;  M' = fma(mu, M, add x);  U = nesterov ? fma(mu, M', add x) : M'
+template <class Gradient, class M> struct momentum_row {
+    state_row<Gradient const> gradient;
+    state_row<M> momentum;
+    float clip, mu, add;
+    bool nesterov;
+
+    template <class F> struct pair {
+        F momentum, direction;
+    };
+    template <class G, class At> KEEL_FN pair<typename G::value> next(G const& g, At at) const {
+        using F = typename G::value;
+        F const x = mul(F(add), F(gradient.load(g, at) * F(clip)));
+        F const m = fma(F(mu), F(momentum.load(g, at)), x);
+        return {m, nesterov ? fma(F(mu), m, x) : m};
+    }
+};
+
+/// What a direction is made of: U, the momentum after this gradient, looked ahead once more where nesterov.
 template <class Gradient, class M> struct momentum_source {
     using momentum_kind = M;
     view<Gradient const, 2> gradient;
@@ -42,68 +65,70 @@ template <class Gradient, class M> struct momentum_source {
     bool nesterov;
     matrix_numbers numbers; ///< word 0
 
-    template <class F> struct pair {
-        F momentum, direction;
-    };
-    template <class G, class At> KEEL_FN pair<typename G::value> next(G const& g, int64_t row, At at) const {
-        using F = typename G::value;
-        int64_t const here = map(row);
-        F const x = mul(F(add), F(load_at(g, gradient, here, at) * F(gate->clip)));
-        F const m = fma(F(mu), F(state_row_of(momentum, here).load(g, at)), x);
-        return {m, nesterov ? fma(F(mu), m, x) : m};
+    KEEL_FN bool adjacent() const {
+        if constexpr (is_block_state<M>) return gradient.stride[1] == 1;
+        else return gradient.stride[1] == 1 && momentum.stride[1] == 1;
     }
-    template <class G, class At> KEEL_FN typename G::value peek(G const& g, int64_t row, At at) const { return next(g, row, at).direction; }
-    template <class G, class At> KEEL_FN typename G::value take(G const& g, int64_t row, At at) const {
-        auto const n = next(g, row, at);
-        if constexpr (!is_block_state<M>) state_row_of(momentum, map(row)).store(g, at, n.momentum, noise(g, row, at));
-        return n.direction;
+    template <bool Adjacent> KEEL_FN momentum_row<Gradient, M> row(int64_t i, std::bool_constant<Adjacent>) const {
+        int64_t const here = map(i);
+        return {state_row_of<Adjacent>(gradient, here), state_row_of<Adjacent>(momentum, here), gate->clip, mu, add, nesterov};
     }
-    template <class G> KEEL_FN void store_row(G const& g, int64_t row, int64_t width) const {
-        if constexpr (is_block_state<M>)
-            state_row_of(momentum, map(row))
-                .store_blocks(
-                    g, width, false, [&](auto at) { return next(g, row, at).momentum; }, [&](auto at) { return noise(g, row, at); });
-    }
-
-private:
     template <class G, class At> KEEL_FN typename G::words noise(G const& g, int64_t row, At at) const {
         if constexpr (draws_numbers<M>) return numbers.at(g, row, at).word[0];
         else return typename G::words(0u);
     }
 };
 
-/// What is known of a row before anything is written: its largest magnitude, and the sum of its squares, the largest brought into [2, 4).
-/// The row is read twice, the second time from cache, so the matrix once.
+/// The exponent of a power of two that is given as two factors.
+KEEL_FN int64_t exponent_of(exact_scale const& s) { return int64_t{bits(s.first) >> 23} + int64_t{bits(s.second) >> 23} - 254; }
+
+/// What is known of a row before anything is written: its largest magnitude, and the sum of its squares under 2^exponent.
 struct row_norm {
     uint32_t largest;
     float squares;
+    int64_t exponent;
 };
+/// Both in one walk, under the scale that brings the largest of the first 128 elements into [2, 4). Where they hold less than 2^-30 of the row's
+/// largest, so that squares could be lost or overflow, a second one under the row's own. Either choice goes by ratios alone, so a matrix times
+/// a power of two has the same sums; and either gives the same sums but for squares far below the others.
 template <class Source> struct row_norm_row {
+    static constexpr int64_t looked_at = 128, far = 30;
     Source source;
     int64_t width;
     row_norm* norms;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
+        by_adjacency(source.adjacent(), [&](auto adjacent) {
+            using U = typename G::words;
+            auto const u = source.row(row, adjacent);
+            U m(0u);
+            g.each(width < looked_at ? width : looked_at, [&](auto at) { m = umax(m, g.inside(at, magnitude(u.next(g, at).direction))); });
+            uint32_t const first = g.max_bits(m);
+            row_norm norm{first, 0.0f, 0};
+            if (first < infinity_bits) norm = under(g, u, first);
+            bool const is_number = norm.largest != 0 && norm.largest < infinity_bits;
+            if (is_number && (first == 0 || norm.exponent - exponent_of(scale_to_two(norm.largest)) > far)) norm = under(g, u, norm.largest);
+            if (g.leader()) norms[row] = norm;
+        });
+    }
+
+private:
+    template <class G, class Row> KEEL_FN row_norm under(G const& g, Row const& row, uint32_t top) const {
         using F = typename G::value;
         using U = typename G::words;
+        exact_scale const scale = scale_to_two(top);
         U m(0u);
-        g.each(width, [&](auto at) { m = umax(m, g.inside(at, magnitude(source.peek(g, row, at)))); });
-        row_norm norm{g.max_bits(m), 0.0f};
-        if (norm.largest != 0 && norm.largest < infinity_bits) {
-            exact_scale const scale = scale_to_two(norm.largest);
-            norm.squares = g.sum(width, [&](F const& acc, auto at) {
-                F const v = scale.apply(source.peek(g, row, at));
-                return fma(v, v, acc);
-            });
-        }
-        if (g.leader()) norms[row] = norm;
+        float const squares = g.sum(width, [&](F const& acc, auto at) {
+            F const u = row.next(g, at).direction, v = scale.apply(u);
+            m = umax(m, g.inside(at, magnitude(u)));
+            return fma(v, v, acc);
+        });
+        return {g.max_bits(m), squares, exponent_of(scale)};
     }
 };
 
-/// The exponent of a power of two that is given as two factors.
-KEEL_FN int64_t exponent_of(exact_scale const& s) { return int64_t{bits(s.first) >> 23} + int64_t{bits(s.second) >> 23} - 254; }
-/// 2^e for e in [-1022, 0].
-KEEL_FN double small_power(int64_t e) { return __builtin_bit_cast(double, static_cast<uint64_t>(1023 + e) << 52); }
+/// 4^e for |e| up to 500.
+KEEL_FN double power_of_four(int64_t e) { return __builtin_bit_cast(double, static_cast<uint64_t>(1023 + 2 * e) << 52); }
 
 /// *largest and 1 / the norm of the matrix with the largest brought into [2, 4): rows in order, in double. The rows' own powers of two are
 /// exact, so they do not show.
@@ -123,43 +148,67 @@ struct matrix_norm_row {
         double sum = 0.0;
         for (int64_t i = 0; i < count; ++i)
             if (norms[i].largest != 0)
-                sum += static_cast<double>(norms[i].squares) * small_power(2 * (up - exponent_of(scale_to_two(norms[i].largest))));
+                sum += static_cast<double>(norms[i].squares) * power_of_four(up - norms[i].exponent);
         *inverse = static_cast<float>(1.0 / __builtin_sqrt(sum));
     }
 };
 
-/// For a direction of zeros: the momentum moves on, and nothing else.
-template <class Source> struct take_row {
+/// X = (U * scale) / norm: exact, then one rounding to float and, where T is smaller, one to T. The momentum moves on with it, unless it is
+/// kept in blocks: those follow in a walk of their own.
+template <class Source, class T> struct direction_row {
     Source source;
+    exact_scale scale;
+    float const* inverse; ///< null: a direction of zeros, the momentum alone moves
+    view<T, 2> x;
     int64_t width;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
-        g.each(width, [&](auto at) { source.take(g, row, at); });
+        using F = typename G::value;
+        F const r(inverse == nullptr ? 0.0f : *inverse);
+        T* const to = inverse == nullptr ? nullptr : x.at(row);
+        by_adjacency(source.adjacent(), [&](auto adjacent) {
+            auto const u = source.row(row, adjacent);
+            g.each(width, [&](auto at) {
+                auto const n = u.next(g, at);
+                if constexpr (!is_block_state<typename Source::momentum_kind>) u.momentum.store(g, at, n.momentum, source.noise(g, row, at));
+                if (to != nullptr) g.store(to, at, scale.apply(n.direction) * r);
+            });
+        });
     }
 };
-/// Momentum in blocks.
 template <class Source> struct store_momentum_row {
     Source source;
     int64_t width;
 
-    template <class G> KEEL_FN void operator()(G const& g, int64_t row) const { source.store_row(g, row, width); }
+    template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
+        auto const u = source.row(row, std::false_type{});
+        u.momentum.store_blocks(
+            g, width, false, [&](auto at) { return u.next(g, at).momentum; }, [&](auto at) { return source.noise(g, row, at); });
+    }
 };
 
 /// A matrix of weights, of which row() gives one.
 template <class Shadow> struct master_weight_matrix {
     view<float, 2> weight;
     view<Shadow, 2> shadow;
-    KEEL_FN master_weight_row<Shadow> row(int64_t i) const {
-        return {state_row_of(weight, i), shadow.absent() ? state_row<Shadow>{nullptr} : state_row_of(shadow, i)};
+    KEEL_FN bool adjacent() const { return weight.stride[1] == 1 && (shadow.absent() || shadow.stride[1] == 1); }
+    template <bool Adjacent> KEEL_FN master_weight_row<Shadow> row(int64_t i, std::bool_constant<Adjacent>) const {
+        return {state_row_of<Adjacent>(weight, i), shadow.absent() ? state_row<Shadow>{nullptr, 1} : state_row_of<Adjacent>(shadow, i)};
     }
 };
 template <class Weight> struct stochastic_weight_matrix {
     view<Weight, 2> weight;
-    KEEL_FN stochastic_weight_row<Weight> row(int64_t i) const { return {state_row_of(weight, i)}; }
+    KEEL_FN bool adjacent() const { return weight.stride[1] == 1; }
+    template <bool Adjacent> KEEL_FN stochastic_weight_row<Weight> row(int64_t i, std::bool_constant<Adjacent>) const {
+        return {state_row_of<Adjacent>(weight, i)};
+    }
 };
 template <class Weight> struct kahan_weight_matrix {
     view<Weight, 2> weight, compensation;
-    KEEL_FN kahan_weight_row<Weight> row(int64_t i) const { return {state_row_of(weight, i), state_row_of(compensation, i)}; }
+    KEEL_FN bool adjacent() const { return weight.stride[1] == 1 && compensation.stride[1] == 1; }
+    template <bool Adjacent> KEEL_FN kahan_weight_row<Weight> row(int64_t i, std::bool_constant<Adjacent>) const {
+        return {state_row_of<Adjacent>(weight, i), state_row_of<Adjacent>(compensation, i)};
+    }
 };
 
 /// What NorMuon multiplies a direction with, a factor for each row of the logical matrix: along the kernel's rows, or along its columns where
@@ -187,21 +236,29 @@ template <class T, class Weights> struct muon_update_row {
     step_change_part* change; ///< null: not wanted
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
+        by_adjacency(weights.adjacent(), [&](auto adjacent) {
+            step_change_part const part = move(g, row, weights.row(map(row), adjacent));
+            if (change != nullptr && g.leader()) change[row] = part;
+        });
+    }
+
+private:
+    template <class G, class Row> KEEL_FN step_change_part move(G const& g, int64_t row, Row const& w) const {
         using F = typename G::value;
         using U = typename G::words;
-        auto const w = weights.row(map(row));
+        T const* const from = direction.absent() ? nullptr : direction.at(row);
         auto const update = [&](auto at) {
             F d(0.0f);
-            if (!direction.absent()) d = factors.apply(g, row, at, g.load(direction.at(row), at));
+            if (from != nullptr) d = factors.apply(g, row, at, g.load(from, at));
             U noise(0u);
-            if constexpr (decltype(w)::draws) noise = numbers.at(g, row, at).word[2];
+            if constexpr (Row::draws) noise = numbers.at(g, row, at).word[2];
             return F(w.move(g, at, d, step, noise));
         };
+        step_change_part part{};
         if (change == nullptr) {
             g.each(width, [&](auto at) { update(at); });
-            return;
+            return part;
         }
-        step_change_part part;
         part.update_squares = g.sum(width, [&](F const& acc, auto at) {
             F const moved = update(at);
             return fma(moved, moved, acc);
@@ -210,7 +267,7 @@ template <class T, class Weights> struct muon_update_row {
             F const now = w.load(g, at);
             return fma(now, now, acc);
         });
-        if (g.leader()) change[row] = part;
+        return part;
     }
 };
 

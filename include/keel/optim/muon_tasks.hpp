@@ -166,13 +166,13 @@ template <class Call, class T> struct muon_update_task {
         view<T, 2> direction = {};
         bool finite = true;
         if (call.tops[at.index] == 0) {
-            call.be.for_rows(row_count, width, take_row<source_type>{source, width});
+            call.be.for_rows(row_count, width, direction_row<source_type, T>{source, {}, nullptr, {}, width});
         } else {
             newton_schulz_plan plan = p.plan.iteration(at.group->part);
             plan.rows = row_count, plan.columns = width;
             auto s = newton_schulz_carve<T>(call.be, plan, ws);
             call.be.for_rows(row_count, width,
-                             normalised_row<source_type, T>{source, scale_to_two(call.tops[at.index]), call.inverses + at.index, s.x});
+                             direction_row<source_type, T>{source, scale_to_two(call.tops[at.index]), call.inverses + at.index, s.x, width});
             newton_schulz_iteration iteration(call.be, plan, p.plan.options.coefficients, s);
             finite = iteration.run();
             direction = s.x;

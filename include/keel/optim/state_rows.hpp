@@ -98,9 +98,11 @@ template <class Code, class Scale, int Rows, int Columns, class Layout> struct s
     }
 };
 
-/// Row `row` of a state of any shape that has rows.
-template <class S> KEEL_FN state_row<S> state_row_of(view<S, 2> const& v, int64_t row) { return {v.at(row), v.stride[1]}; }
-template <class Code, class Scale, int Columns>
+/// Row `row` of a state of any shape that has rows; Adjacent where its elements are known to be.
+template <bool Adjacent, class S> KEEL_FN state_row<S> state_row_of(view<S, 2> const& v, int64_t row) {
+    return {v.at(row), Adjacent ? 1 : v.stride[1]};
+}
+template <bool, class Code, class Scale, int Columns>
 KEEL_FN state_row<block_scaled<Code, Scale, 1, Columns>> state_row_of(block_scaled<Code, Scale, 1, Columns> const& q, int64_t row) {
     return {q.codes.at(row), q.scales.at(row), q.scales.stride[1]};
 }
