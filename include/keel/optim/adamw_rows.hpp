@@ -116,17 +116,17 @@ template <class Gradient, class Weights, class M, class V> struct adamw_row {
         random_key key = options.key;
         key.step += static_cast<uint32_t>(*applied);
         auto const numbers = [&](auto at) { // word 0 for m, 1 for v, 2 for the weight
-            if constexpr (draws_numbers<M> || draws_numbers<V> || decltype(w)::draws)
-                return random_block_of(key, options.first_element + static_cast<uint64_t>(first), g.position(at));
-            else return random_block<U>{};
+            return random_block_of(key, options.first_element + static_cast<uint64_t>(first), g.position(at));
         };
+        constexpr bool draws_at_once = (draws_numbers<M> && !is_block_state<M>) || (draws_numbers<V> && !is_block_state<V>) || decltype(w)::draws;
         auto const next_m = [&](auto at, F const& x) { return F(fma(F(f.beta1), mean.load(g, at), mul(F(f.one_minus_beta1), x))); };
         auto const next_v = [&](auto at, F const& x) { return F(fma(F(f.beta2), squares.load(g, at), mul(mul(F(f.one_minus_beta2), x), x))); };
         auto const clipped = [&](auto at) { return with_finite_square(F(g.load(in, at) * clip)); };
         auto const update = [&](auto at) {
             F const x = clipped(at), m1 = next_m(at, x), v1 = next_v(at, x);
             F const direction = div(m1, fma(sqrt(v1), F(f.root_scale), F(options.epsilon)));
-            random_block<U> const noise = numbers(at);
+            random_block<U> noise{U(0u), U(0u), U(0u), U(0u)};
+            if constexpr (draws_at_once) noise = numbers(at);
             if constexpr (!is_block_state<M>) mean.store(g, at, m1, noise.word[0]);
             if constexpr (!is_block_state<V>) squares.store(g, at, v1, noise.word[1]);
             return F(w.move(g, at, direction, step, noise.word[2]));
@@ -145,9 +145,17 @@ template <class Gradient, class Weights, class M, class V> struct adamw_row {
             });
             if (g.leader()) change[chunk] = part;
         }
-        if constexpr (is_block_state<M>)
+        if constexpr (is_block_state<M> && state_block<M> == state_block<V>)
+            store_block_pair(
+                g, n, mean, squares,
+                [&](auto at) {
+                    F const x = clipped(at);
+                    return moments_of<F>{next_m(at, x), next_v(at, x)};
+                },
+                numbers);
+        else if constexpr (is_block_state<M>)
             mean.store_blocks(g, n, false, [&](auto at) { return next_m(at, clipped(at)); }, [&](auto at) { return numbers(at).word[0]; });
-        if constexpr (is_block_state<V>)
+        if constexpr (is_block_state<V> && state_block<M> != state_block<V>)
             squares.store_blocks(g, n, true, [&](auto at) { return next_v(at, clipped(at)); }, [&](auto at) { return numbers(at).word[1]; });
     }
 };

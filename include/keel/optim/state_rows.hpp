@@ -37,6 +37,10 @@ template <class S, int Rank> using state_view = typename state_view_of<S, Rank>:
 template <class S> inline constexpr bool is_block_state = false;
 template <class Code, class Scale, int Rows, int Columns, class Layout>
 inline constexpr bool is_block_state<block_scaled<Code, Scale, Rows, Columns, Layout>> = true;
+/// Elements of a block; 0 of other state.
+template <class S> inline constexpr int state_block = 0;
+template <class Code, class Scale, int Rows, int Columns, class Layout>
+inline constexpr int state_block<block_scaled<Code, Scale, Rows, Columns, Layout>> = Columns;
 /// Rounded by chance.
 template <class S> inline constexpr bool draws_numbers = !std::is_same_v<S, float>;
 
@@ -79,24 +83,66 @@ template <class Code, class Scale, int Rows, int Columns, class Layout> struct s
     KEEL_FN void store_blocks(G const& g, int64_t n, bool positive, Next const& next, Noise const& noise) const {
         using U = typename G::words;
         g.template blocks<Columns>(n, [&](auto const& b) {
-            using lane = typename std::remove_cvref_t<decltype(b)>::lane;
             U top(0u);
             b.each([&](auto at) { top = umax(top, g.inside(at, finite_magnitude(next(at)))); });
-            auto const s = scale_rules::round_up::of<float, Code, lane>(Scale{}, b.max_bits(top));
+            auto const s = scale_of(b, top);
             auto const multiplier = b.spread(s.multiplier);
-            b.each([&](auto at) {
-                auto const v = next(at), scaled = v * multiplier;
-                // Below the smallest code chance would make of an element many times its size: to nearest there.
-                U const word = select(gt(U(bits(format_traits<Code>::min_subnormal())), magnitude(scaled)), U(0x80000000u), noise(at));
-                U code = encode_words<Code, overflow::saturate_finite, rounding::stochastic>(scaled, word);
-                if (positive) code = select(both(eq(code, U(0u)), gt(bits(v), U(0u))), U(1u), code);
-                g.store_code(codes, at, code);
-            });
+            b.each([&](auto at) { store_code(g, at, next(at), multiplier, positive, noise(at)); });
             g.sync(); // the old scale has been read by all lanes
-            put_scale<Scale>(b, strided<typename Scale::storage>{scales, scale_step}, s.scale);
+            put(b, s.scale);
         });
     }
+
+    template <class Block, class U> KEEL_FN auto scale_of(Block const& b, U const& largest) const {
+        return scale_rules::round_up::of<float, Code, typename Block::lane>(Scale{}, b.max_bits(largest));
+    }
+    template <class G, class At>
+    KEEL_FN void store_code(G const& g, At at, typename G::value const& v, typename G::value const& multiplier, bool positive,
+                            typename G::words const& noise) const {
+        using U = typename G::words;
+        auto const scaled = v * multiplier;
+        // Below the smallest code chance would make of an element many times its size: to nearest there.
+        U const word = select(gt(U(bits(format_traits<Code>::min_subnormal())), magnitude(scaled)), U(0x80000000u), noise);
+        U code = encode_words<Code, overflow::saturate_finite, rounding::stochastic>(scaled, word);
+        if (positive) code = select(both(eq(code, U(0u)), gt(bits(v), U(0u))), U(1u), code);
+        g.store_code(codes, at, code);
+    }
+    template <class Block, class F> KEEL_FN void put(Block const& b, F const& scale) const {
+        put_scale<Scale>(b, strided<typename Scale::storage>{scales, scale_step}, scale);
+    }
 };
+
+/// Two numbers an element, a mean and a positive one.
+template <class F> struct moments_of {
+    F mean, squares;
+};
+/// store_blocks of two rows with blocks of one size, which share a block of random words an element: the first takes word 0, the second, which
+/// is positive, word 1. Random numbers are most of the time.
+template <class M, class V, class G, class Next, class Numbers>
+KEEL_FN void store_block_pair(G const& g, int64_t n, state_row<M> const& mean, state_row<V> const& squares, Next const& next, Numbers const& numbers) {
+    static_assert(M::block_columns == V::block_columns);
+    using U = typename G::words;
+    g.template blocks<M::block_columns>(n, [&](auto const& b) {
+        U top(0u), top_squares(0u);
+        b.each([&](auto at) {
+            auto const x = next(at);
+            top = umax(top, g.inside(at, finite_magnitude(x.mean)));
+            top_squares = umax(top_squares, g.inside(at, finite_magnitude(x.squares)));
+        });
+        auto const s = mean.scale_of(b, top);
+        auto const t = squares.scale_of(b, top_squares);
+        auto const multiplier = b.spread(s.multiplier), squares_multiplier = b.spread(t.multiplier);
+        b.each([&](auto at) {
+            auto const x = next(at);
+            auto const noise = numbers(at);
+            mean.store_code(g, at, x.mean, multiplier, false, noise.word[0]);
+            squares.store_code(g, at, x.squares, squares_multiplier, true, noise.word[1]);
+        });
+        g.sync(); // the old scales have been read by all lanes
+        mean.put(b, s.scale);
+        squares.put(b, t.scale);
+    });
+}
 
 /// Row `row` of a state of any shape that has rows; Adjacent where its elements are known to be.
 template <bool Adjacent, class S> KEEL_FN state_row<S> state_row_of(view<S, 2> const& v, int64_t row) {
