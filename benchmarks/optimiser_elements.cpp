@@ -1,4 +1,5 @@
-// The element work of a step beside a copy of the same bytes: make_gate reads 4 bytes a weight, adamw_step moves 28 (30 with a shadow).
+// The element work of a step beside a copy of the same bytes: make_gate reads 4 bytes a weight, adamw_step moves 28 (30 with a shadow), muon_step
+// around its products 8 for the norm, 16 for the direction and 12 (14) for the weights.
 #include <cstring>
 #include <vector>
 
@@ -7,6 +8,7 @@
 #include <keel/backend/cpu/cpu.hpp>
 #include <keel/guard/step_gate.hpp>
 #include <keel/optim/adamw.hpp>
+#include <keel/optim/muon_rows.hpp>
 
 namespace {
 
@@ -63,10 +65,90 @@ void adamw_fp32(benchmark::State& state) { adamw(state, false, false); }
 void adamw_with_shadow(benchmark::State& state) { adamw(state, true, false); }
 void adamw_with_shadow_and_change(benchmark::State& state) { adamw(state, true, true); }
 
+/// The walks of muon_step over a matrix of 1024 columns.
+struct muon_memory {
+    static constexpr int64_t columns = 1024;
+    int64_t rows;
+    std::vector<float> gradient, momentum, weight, direction;
+    std::vector<bf16> shadow;
+    std::vector<row_norm> norms;
+    step_gate gate = open_gate();
+    float inverse = 0.01f;
+
+    explicit muon_memory(int64_t n)
+        : rows(n / columns), gradient(numbers(n)), momentum(numbers(n)), weight(numbers(n)), direction(numbers(n)),
+          shadow(static_cast<std::size_t>(n)), norms(static_cast<std::size_t>(rows)) {}
+    auto matrix(auto& values) { return keel::rows(values.data(), rows, columns); }
+    momentum_source<float, float> source() { return {matrix(gradient), matrix(momentum), {}, &gate, 0.95f, 0.05f, true, {}}; }
+};
+void muon_norm(benchmark::State& state) {
+    muon_memory x(state.range(0));
+    for (auto _ : state) {
+        cpu{}.for_rows(x.rows, x.columns, row_norm_row<momentum_source<float, float>>{x.source(), x.columns, x.norms.data()});
+        benchmark::ClobberMemory();
+    }
+    bytes(state, 8);
+}
+void muon_direction(benchmark::State& state) {
+    muon_memory x(state.range(0));
+    for (auto _ : state) {
+        cpu{}.for_rows(x.rows, x.columns, direction_row<momentum_source<float, float>, float>{x.source(), {2.0f, 1.0f}, &x.inverse, x.matrix(x.direction), x.columns});
+        benchmark::ClobberMemory();
+    }
+    bytes(state, 16);
+}
+void muon_weights(benchmark::State& state, bool shadowed) {
+    muon_memory x(state.range(0));
+    view<bf16, 2> const shadow = shadowed ? x.matrix(x.shadow) : view<bf16, 2>{};
+    for (auto _ : state) {
+        cpu{}.for_rows(x.rows, x.columns, muon_update_row<float, master_weight_matrix<bf16>>{x.matrix(x.direction), {}, {x.matrix(x.weight), shadow}, {}, x.columns,
+                                                                                             {1e-3f, 1e-4f, false}, {}, nullptr});
+        benchmark::ClobberMemory();
+    }
+    bytes(state, shadowed ? 14 : 12);
+}
+void muon_weights_fp32(benchmark::State& state) { muon_weights(state, false); }
+void muon_weights_with_shadow(benchmark::State& state) { muon_weights(state, true); }
+
+/// Moments and weights of 16 bits rounded by chance: 16 bytes a weight; moments in 8-bit blocks with compensated weights: 16 too.
+template <class State, class Weights> void adamw_few_bits(benchmark::State& state, State& moments, Weights weights, std::vector<float> const& gradient) {
+    for (auto _ : state) {
+        adamw_step(cpu{}, vec(gradient.data(), state.range(0)), weights, moments, open_gate(), {.weight_decay = 0.1f}).or_throw();
+        benchmark::ClobberMemory();
+    }
+    bytes(state, 16);
+}
+void adamw_bf16(benchmark::State& state) {
+    int64_t const n = state.range(0);
+    auto const gradient = numbers(n);
+    std::vector<bf16> w(gradient.size()), m(gradient.size()), v(gradient.size());
+    int64_t applied = 0;
+    adamw_state_of<bf16> moments{vec(m.data(), n), vec(v.data(), n), &applied};
+    adamw_few_bits(state, moments, stochastic_weights<>{vec(w.data(), n)}, gradient);
+}
+void adamw_8_bits(benchmark::State& state) {
+    int64_t const n = state.range(0), blocks = (n + 127) / 128;
+    auto const gradient = numbers(n);
+    std::vector<bf16> w(gradient.size()), c(gradient.size());
+    std::vector<e4m3> m(gradient.size());
+    std::vector<e5m2> v(gradient.size());
+    std::vector<float> m_scales(static_cast<std::size_t>(blocks)), v_scales(static_cast<std::size_t>(blocks));
+    int64_t applied = 0;
+    adamw_state_of<row_blocks<e4m3>, row_blocks<e5m2>> moments{{rows(m.data(), 1, n), rows(m_scales.data(), 1, blocks)},
+                                                               {rows(v.data(), 1, n), rows(v_scales.data(), 1, blocks)}, &applied};
+    adamw_few_bits(state, moments, kahan_weights<>{vec(w.data(), n), vec(c.data(), n)}, gradient);
+}
+
 BENCHMARK(copy)->Arg(1 << 14)->Arg(1 << 18)->Arg(1 << 23);
 BENCHMARK(gate)->Arg(1 << 14)->Arg(1 << 18)->Arg(1 << 23);
 BENCHMARK(adamw_fp32)->Arg(1 << 14)->Arg(1 << 18)->Arg(1 << 23);
 BENCHMARK(adamw_with_shadow)->Arg(1 << 14)->Arg(1 << 18)->Arg(1 << 23);
 BENCHMARK(adamw_with_shadow_and_change)->Arg(1 << 14)->Arg(1 << 18)->Arg(1 << 23);
+BENCHMARK(adamw_bf16)->Arg(1 << 14)->Arg(1 << 18)->Arg(1 << 23);
+BENCHMARK(adamw_8_bits)->Arg(1 << 14)->Arg(1 << 18)->Arg(1 << 23);
+BENCHMARK(muon_norm)->Arg(1 << 14)->Arg(1 << 18)->Arg(1 << 23);
+BENCHMARK(muon_direction)->Arg(1 << 14)->Arg(1 << 18)->Arg(1 << 23);
+BENCHMARK(muon_weights_fp32)->Arg(1 << 14)->Arg(1 << 18)->Arg(1 << 23);
+BENCHMARK(muon_weights_with_shadow)->Arg(1 << 14)->Arg(1 << 18)->Arg(1 << 23);
 
 } // namespace

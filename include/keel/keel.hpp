@@ -50,6 +50,7 @@
 #include <keel/optim/kahan.hpp>
 #include <keel/optim/muon.hpp>
 #include <keel/optim/newton_schulz.hpp>
+#include <keel/optim/saved_state.hpp>
 #include <keel/quantize/delayed_scaling.hpp>
 #include <keel/quantize/nvfp4.hpp>
 #include <keel/quantize/quantize.hpp>

@@ -1,4 +1,4 @@
-// Same bits: the step gate, adamw_step, newton_schulz in each form, and muon_step over fused and stacked weights.
+// Same bits: the step gate, adamw_step, newton_schulz in each form, and muon_step over fused and stacked weights, with state of fp32 and of few bits.
 #include <keel/backend/cpu/matmul.hpp>
 #include <keel/backend/reference_matmul.hpp>
 #include <keel/guard/step_gate.hpp>
@@ -66,6 +66,42 @@ void muon() {
     });
 }
 
+/// Moments in 8-bit codes under compensated weights; momentum in codes and a second moment under weights rounded by chance, rows in turn.
+void few_bits() {
+    keel::random_key const key{.seed = 11, .tensor = 4};
+    same_bits("adamw_step in few bits", [&](auto const& be, digest& d) {
+        int64_t const n = 9001;
+        guarded_matrix<float> g(1, n, 0, floats(data_kind::mixed_scales, n, 3));
+        guarded_matrix<keel::bf16> w(1, n, 0, floats(data_kind::normal, n, 4)), c(1, n);
+        guarded_matrix<keel::e4m3> m(1, n);
+        guarded_matrix<keel::e5m2> v(1, n);
+        guarded_matrix<keel::e8m0> m_scales(1, (n + 127) / 128);
+        guarded_matrix<float> v_scales(1, (n + 127) / 128);
+        using m_kind = keel::row_blocks<keel::e4m3, keel::e8m0_scale>;
+        using v_kind = keel::row_blocks<keel::e5m2>;
+        int64_t applied = 0;
+        keel::adamw_state_of<m_kind, v_kind> const state{{m.view(), m_scales.view()}, {v.view(), v_scales.view()}, &applied};
+        for (int t = 0; t < 2; ++t)
+            keel::adamw_step(be, g.vec(), keel::kahan_weights<>{w.vec(), c.vec()}, state, gate, {.weight_decay = 0.1f, .key = key}).or_throw();
+        d.add(w), d.add(c), d.add(m), d.add(v), d.add(m_scales), d.add(v_scales);
+    });
+    same_bits("muon_step in few bits", [&](auto const& be, digest& d) {
+        guarded_matrix<float> g(40, 37, 0, floats(data_kind::normal, 40 * 37, 6)), scales(40, 1), second(2, 20);
+        guarded_matrix<keel::bf16> w(40, 37, 0, floats(data_kind::normal, 40 * 37, 7));
+        guarded_matrix<keel::e4m3> m(40, 37);
+        int64_t applied = 0;
+        using parameter = keel::muon_parameter<float, float, keel::bf16, keel::row_blocks<keel::e4m3>, keel::bf16>;
+        auto const cube = [](auto view) { return keel::cube(view.data, 2, 20, 37); };
+        parameter const p[] = {{.plan = keel::plan_muon(2, 20, 37, {{"gate", 10, 1, 0, 1, 2}, {"up", 10, 1, 1, 1, 2}}), .gradient = cube(g.view()),
+                                .weight = cube(w.view()), .momentum = {m.view(), scales.view()}, .second_moment = second.view(), .applied = &applied,
+                                .random = {.key = key}}};
+        scratch ws(keel::muon_step_workspace(be, keel::vec(p, 1)));
+        for (int t = 0; t < 2; ++t)
+            keel::muon_step(be, keel::vec(p, 1), gate, {.weight_decay = 0.1f, .decay = keel::decay_rule::cautious}, ws.get()).or_throw();
+        d.add(w), d.add(m), d.add(scales), d.add(second);
+    });
+}
+
 } // namespace
 
 int main() {
@@ -77,5 +113,6 @@ int main() {
         orthogonal<keel::bf16>("bf16 ", r, c, keel::newton_schulz_form::gram);
     }
     muon();
+    few_bits();
     return disagreements != 0;
 }

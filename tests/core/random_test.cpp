@@ -65,6 +65,17 @@ TEST_CASE("no two elements share a word's place, and every part of the key matte
     CHECK(differs({.seed = 42, .step = 3, .tensor = 6}));
 }
 
+TEST_CASE("an element's own block comes from first + offset * step, past 32 bits too") {
+    for (uint64_t first : {uint64_t{0}, uint64_t{0xfffffff0u}, uint64_t{0x123456789abcdefu}})
+        for (uint32_t offset : {0u, 15u, 0xffffffffu})
+            for (uint32_t step : {1u, 3u, 0xfffffffbu}) {
+                uint64_t const block = first + uint64_t{offset} * step;
+                auto const got = keel::random_block_of(key, first, offset, step);
+                auto const want = keel::philox4x32(static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), key.tensor, key.step, 42u, 0u);
+                for (int w = 0; w < 4; ++w) CHECK(got.word[w] == want.word[w]);
+            }
+}
+
 TEST_CASE("uniform floats are the word's upper 24 bits, in [0, 1)") {
     for (uint32_t const word :
          {0u, 0xffu, 0x100u, 0xffffu, 0x10000u, 0x12345678u, 0x80000000u, 0xffffff00u, 0xffffffffu})

@@ -30,7 +30,7 @@
 //     g.sync()            what any lane has stored is seen by all: between a store and a load of other lanes' elements
 //
 // p points at the row's first element (adjacent elements), or is a strided<T> for elements `step` apart, or an
-// indexed<T, I> for elements picked by a row of indices.
+// indexed<T, I> for elements picked by a row of indices, or a repeated<T, B>.
 #pragma once
 
 #include <concepts>
@@ -69,6 +69,14 @@ template <class T, class I> struct indexed {
     T* data;
     I const* index;
     KEEL_FN T* element(int64_t i) const { return data + static_cast<int64_t>(index[i]); }
+};
+
+/// A row of which B elements in turn are one value: element i is data[(i / B) * step], such as its block's scale. Only loaded from; B is a
+/// multiple of most widths.
+template <class T, int B> struct repeated {
+    T* data;
+    int64_t step;
+    KEEL_FN T* element(int64_t i) const { return data + i / B * step; }
 };
 
 /// A row whose elements are found one by one.

@@ -21,6 +21,14 @@ struct random_key {
     uint32_t tensor = 0; ///< the tensor, or the purpose
 };
 
+/// Which random numbers a matrix draws: element [i, j] that of index first + i * pitch + j under `key`. A shard of a tensor names its own
+/// first element and the whole tensor's pitch, and draws what the whole would.
+struct random_elements {
+    random_key key = {};
+    uint64_t first = 0;
+    uint64_t pitch = 0; ///< from one row to the next; 0: the number of columns
+};
+
 } // namespace keel
 
 namespace keel::inline KEEL_ABI {
@@ -89,6 +97,17 @@ template <class U> KEEL_FN U random_word(random_key const& key, uint64_t first, 
     auto const odd = eq(low & U(32u), U(32u));
     auto const upper = eq(low & U(64u), U(64u));
     return select(upper, select(odd, b.word[3], b.word[2]), select(odd, b.word[1], b.word[0]));
+}
+
+/// A block an element, for kernels that need several words of it: block first + offset * step in every lane, step below 2^32. The same
+/// generator in another order than random_word's, so such a purpose takes a key of its own.
+template <class U>
+KEEL_FN random_block<U> random_block_of(random_key const& key, uint64_t first, U const& offset, uint32_t step = 1) {
+    U high(0u), low = offset;
+    if (step != 1) low = multiply_wide(offset, step, high);
+    U const sum = low + U(static_cast<uint32_t>(first));
+    U const carry = select(gt(low, sum), U(1u), U(0u));
+    return detail::keyed_block(key, sum, high + U(static_cast<uint32_t>(first >> 32)) + carry);
 }
 
 /// The word's upper 24 bits as a float in [0, 1): multiples of 2^-24, each equally likely.

@@ -4,6 +4,7 @@
 #include <keel/core/lanes.hpp>
 #include <keel/guard/step_gate_rows.hpp>
 #include <keel/optim/step_change.hpp>
+#include <keel/optim/weight_rows.hpp>
 
 namespace keel {
 
@@ -18,6 +19,19 @@ struct adamw_options {
     float beta2 = 0.999f;        ///< of the squares' mean v; in [0, 1)
     float epsilon = 1e-8f;       ///< added to the root, in units of the gradient; least_adamw_epsilon or above
     float weight_decay = 0.0f;   ///< decoupled: w loses learning_rate * weight_decay of itself; 0 or more
+    decay_rule decay = decay_rule::decoupled;
+    random_key key = {};         ///< of what is rounded by chance; the count of applied steps is added to its step
+    uint64_t first_element = 0;  ///< number of the first element in the whole tensor, of which this may be a shard
+};
+
+/// The weights that an optimiser moves: an fp32 master with an optional copy.
+template <class Shadow = bf16> struct adamw_weights {
+    view<float, 1> master = {};  ///< updated in place
+    view<Shadow, 1> shadow = {}; ///< optional: receives each new weight, rounded once
+};
+/// Weights of 16 bits and nothing beside them, rounded by chance.
+template <class Weight = bf16> struct stochastic_weights {
+    view<Weight, 1> weight = {}; ///< updated in place
 };
 
 } // namespace keel
@@ -63,11 +77,23 @@ template <class F> KEEL_FN F with_finite_square(F const& x) {
     return as_float(select(beyond, U(limit) | (bits(x) & U(sign_bit)), bits(x)));
 }
 
+template <class Shadow> KEEL_FN master_weight_row<Shadow> weight_run_of(adamw_weights<Shadow> const& w, int64_t first) {
+    return {state_run_of(w.master, first), {w.shadow.data == nullptr ? nullptr : w.shadow.data + first, 1}};
+}
+template <class Weight> KEEL_FN stochastic_weight_row<Weight> weight_run_of(stochastic_weights<Weight> const& w, int64_t first) {
+    return {state_run_of(w.weight, first)};
+}
+template <class Weight> KEEL_FN kahan_weight_row<Weight> weight_run_of(kahan_weights<Weight> const& w, int64_t first) {
+    return {state_run_of(w.weight, first), state_run_of(w.compensation, first)};
+}
+
 /// m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2; w = w - decay w - step m / (sqrt(v) root_scale + epsilon).
-template <class Gradient, class Shadow> struct adamw_row {
+/// State in blocks is written in a walk of its own, after the weights, by which its chunk lies in the cache.
+template <class Gradient, class Weights, class M, class V> struct adamw_row {
     Gradient const* gradient;
-    float *weight, *m, *v;
-    Shadow* shadow; ///< null: none
+    Weights weights;
+    state_view<M, 1> m;
+    state_view<V, 1> v;
     int64_t count;
     int64_t const* applied;
     step_gate const* gate;
@@ -76,40 +102,61 @@ template <class Gradient, class Shadow> struct adamw_row {
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t chunk) const {
         using F = typename G::value;
+        using U = typename G::words;
         if (gate->apply == 0) return;
         int64_t const first = chunk * adamw_chunk, n = count - first < adamw_chunk ? count - first : adamw_chunk;
         Gradient const* const in = gradient + first;
-        float *const w = weight + first, *const mean = m + first, *const squares = v + first;
+        auto const w = weight_run_of(weights, first);
+        auto const mean = state_run_of(m, first);
+        auto const squares = state_run_of(v, first);
         adamw_factors const f = adamw_factors::at(options, *applied + 1);
+        weight_factors const step{f.step, f.decay, options.decay == decay_rule::cautious};
         F const clip(gate->clip);
 
+        random_key key = options.key;
+        key.step += static_cast<uint32_t>(*applied);
+        auto const numbers = [&](auto at) { // word 0 for m, 1 for v, 2 for the weight
+            return random_block_of(key, options.first_element + static_cast<uint64_t>(first), g.position(at));
+        };
+        constexpr bool draws_at_once = (draws_numbers<M> && !is_block_state<M>) || (draws_numbers<V> && !is_block_state<V>) || decltype(w)::draws;
+        auto const next_m = [&](auto at, F const& x) { return F(fma(F(f.beta1), mean.load(g, at), mul(F(f.one_minus_beta1), x))); };
+        auto const next_v = [&](auto at, F const& x) { return F(fma(F(f.beta2), squares.load(g, at), mul(mul(F(f.one_minus_beta2), x), x))); };
+        auto const clipped = [&](auto at) { return with_finite_square(F(g.load(in, at) * clip)); };
         auto const update = [&](auto at) {
-            F const x = with_finite_square(F(g.load(in, at) * clip));
-            F const m1 = fma(F(f.beta1), g.load(mean, at), mul(F(f.one_minus_beta1), x));
-            F const v1 = fma(F(f.beta2), g.load(squares, at), mul(mul(F(f.one_minus_beta2), x), x));
+            F const x = clipped(at), m1 = next_m(at, x), v1 = next_v(at, x);
             F const direction = div(m1, fma(sqrt(v1), F(f.root_scale), F(options.epsilon)));
-            F const before = g.load(w, at);
-            F const after = fma(F(-f.step), direction, fma(F(-f.decay), before, before));
-            g.store(mean, at, m1);
-            g.store(squares, at, v1);
-            g.store(w, at, after);
-            if (shadow != nullptr) g.store(shadow + first, at, after);
-            return F(after - before);
+            random_block<U> noise{U(0u), U(0u), U(0u), U(0u)};
+            if constexpr (draws_at_once) noise = numbers(at);
+            if constexpr (!is_block_state<M>) mean.store(g, at, m1, noise.word[0]);
+            if constexpr (!is_block_state<V>) squares.store(g, at, v1, noise.word[1]);
+            return F(w.move(g, at, direction, step, noise.word[2]));
         };
         if (change == nullptr) {
             g.each(n, [&](auto at) { update(at); });
-            return;
+        } else {
+            step_change_part part;
+            part.update_squares = g.sum(n, [&](F const& acc, auto at) {
+                F const moved = update(at);
+                return fma(moved, moved, acc);
+            });
+            part.weight_squares = g.sum(n, [&](F const& acc, auto at) {
+                F const now = w.load(g, at);
+                return fma(now, now, acc);
+            });
+            if (g.leader()) change[chunk] = part;
         }
-        step_change_part part;
-        part.update_squares = g.sum(n, [&](F const& acc, auto at) {
-            F const moved = update(at);
-            return fma(moved, moved, acc);
-        });
-        part.weight_squares = g.sum(n, [&](F const& acc, auto at) {
-            F const now = g.load(w, at);
-            return fma(now, now, acc);
-        });
-        if (g.leader()) change[chunk] = part;
+        if constexpr (is_block_state<M> && state_block<M> == state_block<V>)
+            store_block_pair(
+                g, n, mean, squares,
+                [&](auto at) {
+                    F const x = clipped(at);
+                    return moments_of<F>{next_m(at, x), next_v(at, x)};
+                },
+                numbers);
+        else if constexpr (is_block_state<M>)
+            mean.store_blocks(g, n, false, [&](auto at) { return next_m(at, clipped(at)); }, [&](auto at) { return numbers(at).word[0]; });
+        if constexpr (is_block_state<V> && state_block<M> != state_block<V>)
+            squares.store_blocks(g, n, true, [&](auto at) { return next_v(at, clipped(at)); }, [&](auto at) { return numbers(at).word[1]; });
     }
 };
 

@@ -11,16 +11,6 @@
 #include <keel/format/float32.hpp>
 #include <keel/optim/kahan_rows.hpp>
 
-namespace keel {
-
-/// Caller-owned. Save and restore both.
-template <class Weight = bf16> struct kahan_weights {
-    view<Weight, 1> weight = {};       ///< what the model multiplies with
-    view<Weight, 1> compensation = {}; ///< zero at first
-};
-
-} // namespace keel
-
 namespace keel::inline KEEL_ABI {
 
 /// weight += update, with compensation, unless the gate is closed (who has no guard passes open_gate()). The update is any optimiser's

@@ -4,6 +4,10 @@
 //     plan_muon(1, 512, 512)                                                  one matrix
 //     plan_muon(1, 1536, 512, {{"q", 1024, 16}, {"k", 256, 4}, {"v", 256, 4}})     QKV, a matrix a head
 //     plan_muon(64, 2048, 512, {{"gate", 1024}, {"up", 1024}})               64 experts, gate over up
+//     plan_muon(1, 2048, 512, {{"gate", 1024, 1, 0, 1, 2}, {"up", 1024, 1, 1, 1, 2}})     row by row in turn
+//     plan_muon(1, 768, 512, {{"q", 512, 8, 0, 128, 192}, {"k", 128, 2, 128, 32, 192}, {"v", 128, 2, 160, 32, 192}})
+//                                                      4 groups of 2 query heads of 64 rows, then k, then v: a group after another
+//     plan_muon(1, out, in * height * width)                                 a convolution's filters
 #pragma once
 
 #include <initializer_list>
@@ -42,11 +46,25 @@ KEEL_HOST float muon_scale_of(muon_scale rule, int64_t out, int64_t in) {
     return 1.0f;
 }
 
-/// `rows` rows of a fused weight that hold `matrices` equal matrices, one below the other.
+/// `rows` rows of a fused weight that hold `matrices` equal matrices, one below the other. Of rows that do not lie together, `run` adjacent
+/// ones are taken every `period` rows: row k of the part is row first + (k / run) * period + k % run of the weight.
 struct row_part {
     char const* name = "";
     int64_t rows = 0;
     int64_t matrices = 1;
+    int64_t first = -1; ///< -1: where the part before it ends (where its first run ends)
+    int64_t run = 0;    ///< 0: all of them
+    int64_t period = 0; ///< at least run
+};
+
+/// Where the rows of one matrix lie: row i is row i + (i + phase) / run * gap, counted from its first one.
+struct row_map {
+    int64_t run = int64_t{1} << 62, gap = 0, phase = 0;
+
+    KEEL_FN constexpr int64_t operator()(int64_t row) const { return gap == 0 ? row : row + (row + phase) / run * gap; }
+    /// All distances are one.
+    KEEL_FN constexpr bool is_even(int64_t rows) const { return gap == 0 || run == 1 || phase + rows <= run; }
+    KEEL_FN constexpr int64_t distance(int64_t rows) const { return gap == 0 || phase + rows <= run ? 1 : run + gap; }
 };
 
 /// T is the format of the products' operands.
@@ -60,6 +78,7 @@ template <scalar_format T = float> struct muon_plan_options {
 struct logical_matrix {
     int64_t item = 0, first_row = 0, rows = 0; ///< in [stack, rows, columns]
     int part = 0;
+    row_map map = {};
 };
 
 /// A value; made by plan_muon. A parameter is [stack, rows, columns], each item cut by the same row parts.
@@ -72,14 +91,22 @@ template <scalar_format T = float> struct muon_plan {
     muon_plan_options<T> options = {};
     bool too_many_parts = false;
 
-    /// Parts must cover the rows, each a whole number of matrices.
+    /// Parts must cover the rows, each row once, each part a whole number of matrices and of runs.
     KEEL_HOST bool valid() const {
         int64_t covered = 0;
         for (int p = 0; p < part_count; ++p) {
-            if (parts[p].matrices < 1 || parts[p].rows < 0 || parts[p].rows % parts[p].matrices != 0) return false;
-            covered += parts[p].rows;
+            row_part const& part = parts[p];
+            if (part.matrices < 1 || part.rows < 0 || part.rows > rows || part.rows % part.matrices != 0 || part.run < 0) return false;
+            if (part.run > 0 && (part.rows % part.run != 0 || part.period < part.run || part.period > rows)) return false;
+            covered += part.rows;
+            runs const r = runs_of(p);
+            if (r.first < 0 || r.first > rows || (r.count > 0 && r.first + (r.count - 1) * r.period + r.size > rows)) return false;
         }
-        return !too_many_parts && covered == rows && stack >= 0 && rows >= 0 && columns >= 0 && options.coefficients.count > 0;
+        if (too_many_parts || covered != rows || stack < 0 || columns < 0 || options.coefficients.count < 1) return false;
+        for (int p = 0; p < part_count; ++p)
+            for (int q = 0; q < part_count; ++q)
+                if (p != q && meet(runs_of(p), runs_of(q))) return false;
+        return true;
     }
     KEEL_HOST int64_t matrices_a_item() const {
         int64_t n = 0;
@@ -90,9 +117,12 @@ template <scalar_format T = float> struct muon_plan {
     KEEL_HOST logical_matrix matrix(int64_t index) const {
         logical_matrix m{index / matrices_a_item(), 0, 0, 0};
         index %= matrices_a_item();
-        while (index >= parts[m.part].matrices) index -= parts[m.part].matrices, m.first_row += parts[m.part++].rows;
+        while (index >= parts[m.part].matrices) index -= parts[m.part++].matrices;
         m.rows = parts[m.part].rows / parts[m.part].matrices;
-        m.first_row += index * m.rows;
+        runs const r = runs_of(m.part);
+        int64_t const before = index * m.rows;
+        m.first_row = r.first + (r.size > 0 ? before / r.size * r.period + before % r.size : 0);
+        if (r.count > 1) m.map = {r.size, r.period - r.size, before % r.size};
         return m;
     }
     KEEL_HOST newton_schulz_plan iteration(int part) const {
@@ -111,8 +141,38 @@ template <scalar_format T = float> struct muon_plan {
         for (int p = 0; p < part_count; ++p)
             s += (*parts[p].name != '\0' ? std::string(parts[p].name) + ": " : std::string()) +
                  std::to_string(stack * parts[p].matrices) + " of " + iteration(p).text() + ", scale " +
-                 std::to_string(static_cast<double>(scale(p))) + " (" + name_of(options.scale) + ")\n";
+                 std::to_string(static_cast<double>(scale(p))) + " (" + name_of(options.scale) + ")" + where(p) + "\n";
         return s;
+    }
+
+private:
+    /// A part's rows as runs.
+    struct runs {
+        int64_t first, size, count, period;
+    };
+    KEEL_HOST runs runs_of(int part) const {
+        int64_t first = 0;
+        for (int p = 0;; ++p) {
+            int64_t const own = parts[p].first >= 0 ? parts[p].first : first, size = parts[p].run > 0 ? parts[p].run : parts[p].rows;
+            if (p == part) return {own, size, size > 0 ? parts[p].rows / size : 0, parts[p].run > 0 ? parts[p].period : size};
+            first = own + size;
+        }
+    }
+    /// Whether a run of a shares a row with a run of b.
+    KEEL_HOST static bool meet(runs const& a, runs const& b) {
+        for (int64_t k = 0; k < a.count && b.count > 0; ++k) {
+            int64_t const begin = a.first + k * a.period, end = begin + a.size;
+            int64_t const before = begin < b.first ? -1 : (begin - b.first) / b.period; // the last run that begins no later
+            int64_t const last = before < b.count ? before : b.count - 1;
+            if (last >= 0 && b.first + last * b.period + b.size > begin) return true;
+            if (last + 1 < b.count && b.first + (last + 1) * b.period < end) return true;
+        }
+        return false;
+    }
+    KEEL_HOST std::string where(int part) const {
+        runs const r = runs_of(part);
+        if (r.count <= 1) return "";
+        return ", " + std::to_string(r.size) + " of every " + std::to_string(r.period) + " rows from " + std::to_string(r.first);
     }
 };
 

@@ -48,21 +48,6 @@ template <int Columns, class G, class Body> KEEL_FN void each_block(G const& g, 
         g.template blocks<Columns>(n, body);
 }
 
-/// Magnitudes as words, with NaN and Inf as 0.
-template <class F> KEEL_FN bits_of<F> finite_magnitude(F const& v) {
-    using U = bits_of<F>;
-    U const m = magnitude(v);
-    return select(gt(m, U(infinity_bits - 1)), U(0u), m);
-}
-
-/// A block's scale into element `block` of a row of scales. It is an e8m0 value already; only NaN needs a policy.
-template <class Scale, class Block, class P, class V> KEEL_FN void put_scale(Block const& b, P p, V const& scale) {
-    if constexpr (std::is_same_v<Scale, e8m0_scale>)
-        b.template put<overflow::to_nonfinite, rounding::toward_zero>(p, scale);
-    else
-        b.put(p, scale);
-}
-
 /// Whether n magnitudes, those of a line of blocks, are all finite.
 template <class G> KEEL_FN bool all_finite(G const& g, float const* line, int64_t n) {
     typename G::words largest(0u);

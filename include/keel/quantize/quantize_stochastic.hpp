@@ -3,18 +3,6 @@
 
 #include <keel/quantize/quantize.hpp>
 
-namespace keel {
-
-/// Which random numbers a matrix draws: element [i, j] that of index first + i * pitch + j under `key`. A shard of a tensor names its own
-/// first element and the whole tensor's pitch, and gets the codes that the whole would.
-struct random_elements {
-    random_key key = {};
-    uint64_t first = 0;
-    uint64_t pitch = 0; ///< from one row to the next; 0: the number of columns
-};
-
-} // namespace keel
-
 namespace keel::inline KEEL_ABI {
 
 /// Quantises as quantize does, each scaled element rounded to one of its two neighbours among the codes by chance, in proportion: the mean of the

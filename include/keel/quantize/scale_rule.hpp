@@ -16,6 +16,21 @@ namespace keel::inline KEEL_ABI {
 /// The stored scale and the multiplier of the elements, in every lane of the block.
 template <class F> struct block_scale { F scale, multiplier; };
 
+/// Magnitudes as words, with NaN and Inf as 0.
+template <class F> KEEL_FN bits_of<F> finite_magnitude(F const& v) {
+    using U = bits_of<F>;
+    U const m = magnitude(v);
+    return select(gt(m, U(infinity_bits - 1)), U(0u), m);
+}
+
+/// A block's scale into element `block` of a row of scales. It is an e8m0 value already; only NaN needs a policy.
+template <class Scale, class Block, class P, class V> KEEL_FN void put_scale(Block const& b, P p, V const& scale) {
+    if constexpr (std::is_same_v<Scale, e8m0_scale>)
+        b.template put<overflow::to_nonfinite, rounding::toward_zero>(p, scale);
+    else
+        b.put(p, scale);
+}
+
 namespace detail {
 /// 2^(e - 127) and its reciprocal as floats; e in [0, 254], 2^-127 being a subnormal.
 template <class F> KEEL_FN block_scale<F> power_of_two_scale_of(bits_of<F> const& e, bits_of<F> const& amax) {

@@ -49,6 +49,13 @@ template <class Arch> struct cpu_row_group {
         return load_pack<value>(line);
     }
 
+    template <class T, int B, class At>
+        requires(B % width == 0) // packs start at multiples of their width
+    KEEL_FN value load(repeated<T, B> p, At at) const {
+        value const all(load_element(p.element(at.i)));
+        return inside(at, all);
+    }
+
     template <auto... Policy, class T> KEEL_FN void store(T* p, at_full at, value const& v) const {
         prefetch_write(p + at.i);
         store_pack<Policy...>(p + at.i, v);
