@@ -15,10 +15,10 @@ using keel::capacity_limit;
 namespace {
 
 /// ceil of a product of rationals, by counting up.
-int64_t capacity_by_hand(int64_t tokens, int64_t k, int64_t experts, int64_t numerator, int64_t denominator, int64_t minimum) {
+int64_t capacity_by_hand(int64_t tokens, int64_t k, int64_t experts, int64_t numerator, int64_t denominator, int64_t minimum, int64_t multiple = 1) {
     int64_t c = 0;
-    while (c * experts * denominator < tokens * k * numerator) ++c;
-    return std::min(std::max(c, minimum), tokens);
+    while (c * experts * denominator < tokens * k * numerator || c < minimum || c % multiple != 0) ++c;
+    return std::min(c, tokens);
 }
 
 /// Ids without going through route: k distinct experts a token, skewed; every `gap`-th token is padding.
@@ -60,7 +60,11 @@ TEST_CASE("capacity is the ceiling of a ratio of integers") {
         int64_t const tokens = pick(300), k = 1 + pick(4), experts = k + pick(20), numerator = 1 + pick(30), denominator = 1 + pick(20), minimum = pick(3) == 0 ? pick(20) : 0;
         CHECK(capacity_limit::factor(numerator, denominator).at_least(minimum).tokens_an_expert(tokens, k, experts) ==
               capacity_by_hand(tokens, k, experts, numerator, denominator, minimum));
+        int64_t const multiple = 1 + pick(9);
+        CHECK(capacity_limit::factor(numerator, denominator).at_least(minimum).multiple_of(multiple).tokens_an_expert(tokens, k, experts) ==
+              capacity_by_hand(tokens, k, experts, numerator, denominator, minimum, multiple));
     }
+    CHECK(capacity_limit::factor(5, 4).multiple_of(8).tokens_an_expert(1000, 2, 16) == 160); // 156.25, 157, 160
     CHECK(capacity_limit::factor(11, 10).tokens_an_expert(100, 1, 1) == 100);                // never more than there are tokens
     CHECK(capacity_limit::factor(11, 10).tokens_an_expert(1000, 1, 10) == 110);              // 111 when computed as 100 * 1.1 in fp64
     CHECK(capacity_limit::factor(6, 5).tokens_an_expert(500, 1, 10) == 60);                  // 61 in fp32
@@ -173,6 +177,7 @@ TEST_CASE("a bad call of apply_capacity names the argument and writes nothing") 
     CHECK(call(a.demand, capacity_limit::factor(5, 0)) == keel::status_code::bad_option);
     CHECK(call(a.demand, capacity_limit::factor((1 << 20) + 1, 1)) == keel::status_code::bad_option);
     CHECK(call(a.demand, capacity_limit::factor(5, 4).at_least(-1)) == keel::status_code::bad_option);
+    CHECK(call(a.demand, capacity_limit::factor(5, 4).multiple_of(0)) == keel::status_code::bad_option);
     assignments other(20, 4, 2, 0, 2); // the demand of another layer
     CHECK(call(other.demand, capacity_limit::dropless()) == keel::status_code::bad_state);
     CHECK(call(keel::demand_counts(keel::vec(a.counts.data(), 4)), capacity_limit::dropless()) == keel::status_code::bad_state);

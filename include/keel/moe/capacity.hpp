@@ -1,192 +1,257 @@
 // Capacity: which assignments an expert serves and which are dropped, in integers only, and where each served one lies.
+//
+//     keel::apply_capacity(be, ids, demand, {slots, offsets}, served, {.limit = keel::capacity_limit::factor(5, 4)}, ws).or_throw();
+//     keel::reroute_overflow(be, choices, weights, demand, ids, {slots, offsets}, served, {}, {...}, ws).or_throw();
+//
+// The second asks a token's next choices (route_options::spare) before it drops. Kernels: capacity_rows.hpp.
 #pragma once
 
 #include <keel/backend/concepts.hpp>
 #include <keel/core/validate.hpp>
+#include <keel/moe/capacity_limit.hpp>
+#include <keel/moe/capacity_rows.hpp>
 #include <keel/moe/demand.hpp>
-#include <keel/moe/route.hpp>
 
 namespace keel {
 
-/// How many tokens an expert takes. There is no default and no number that means "no limit": one names dropless() or a factor.
-///
-///     capacity_limit::dropless()               every assignment is served
-///     capacity_limit::factor(5, 4)             1.25 times the mean load: ceil(tokens * k * 5 / (experts * 4))
-///     capacity_limit::factor(5, 4).at_least(8)
-///
-/// The factor is a ratio of integers because 100 * 1.1 is 111 after ceil in fp64.
-class capacity_limit {
-  public:
-    KEEL_FN static constexpr capacity_limit dropless() { return {}; }
-    KEEL_FN static constexpr capacity_limit factor(int64_t numerator, int64_t denominator) { return {numerator, denominator}; }
-    KEEL_FN constexpr capacity_limit at_least(int64_t minimum) const {
-        capacity_limit c = *this;
-        c.minimum_ = minimum;
-        return c;
-    }
-
-    KEEL_FN constexpr bool is_dropless() const { return dropless_; }
-    KEEL_FN constexpr int64_t numerator() const { return numerator_; }
-    KEEL_FN constexpr int64_t denominator() const { return denominator_; }
-    KEEL_FN constexpr int64_t minimum() const { return minimum_; }
-
-    /// Tokens one expert takes: max(minimum, ceil(tokens * k * numerator / (experts * denominator))), at most `tokens`. Exact while
-    /// tokens * k <= 2^42 and the numerator <= 2^20, which apply_capacity checks.
-    KEEL_FN constexpr int64_t tokens_an_expert(int64_t tokens, int64_t k, int64_t experts) const {
-        if (dropless_) return tokens;
-        int64_t const share = experts * denominator_;
-        int64_t const rounded_up = (tokens * k * numerator_ + share - 1) / share;
-        int64_t const wanted = rounded_up > minimum_ ? rounded_up : minimum_;
-        return wanted < tokens ? wanted : tokens;
-    }
-
-  private:
-    constexpr capacity_limit() = default;
-    KEEL_FN constexpr capacity_limit(int64_t numerator, int64_t denominator)
-        : numerator_(numerator), denominator_(denominator), dropless_(false) {}
-    int64_t numerator_ = 1, denominator_ = 1, minimum_ = 0;
-    bool dropless_ = true;
-};
-
-struct capacity_options {
-    capacity_limit limit; ///< no default: dropping is a decision
-};
-
-/// Where each assignment lies among the rows that the experts work on.
-struct expert_slots {
-    view<int64_t, 2> slots = {};   ///< [tokens, k], the row of each assignment; -1: dropped, or padding
-    view<int64_t, 1> offsets = {}; ///< [experts + 1], expert e owns rows offsets[e] ... offsets[e + 1] - 1
+/// What capacity can count beside `served`, caller-owned. Absent: not counted.
+struct capacity_saved {
+    view<int64_t, 1> overflow = {}; ///< [experts], assignments that found the expert full: dropped unless rerouted; demand - kept
+    view<int64_t, 1> received = {}; ///< [experts], assignments that it took over from full ones; 0 without rerouting
 };
 
 } // namespace keel
 
 namespace keel::inline KEEL_ABI {
 
-/// Tokens that are counted together. Any number gives the same slots.
-inline constexpr int64_t capacity_tile_tokens = 256;
+KEEL_HOST int64_t capacity_tiles(int64_t tokens) { return (tokens + capacity_tile_tokens - 1) / capacity_tile_tokens; }
 
-/// Pass 1: how often each expert occurs in a tile, and how many ids are no expert.
-template <class I> struct capacity_count_tile {
-    view<I const, 2> ids;
-    int64_t experts;
-    int64_t *counts, *faults;
-
-    template <class G> KEEL_FN void operator()(G const& g, int64_t tile) const {
-        if (!g.leader()) return;
-        int64_t* const count = counts + tile * experts;
-        int64_t const first = tile * capacity_tile_tokens, tokens = ids.extent[0];
-        for (int64_t e = 0; e < experts; ++e) count[e] = 0;
-        faults[tile] = 0;
-        for (int64_t t = first; t < tokens && t < first + capacity_tile_tokens; ++t)
-            for (int64_t j = 0; j < ids.extent[1]; ++j) {
-                auto const id = static_cast<int64_t>(ids(t, j));
-                if (id >= 0 && id < experts) ++count[id];
-                else if (id != -1) ++faults[tile];
-            }
-    }
-};
-
-/// Pass 2: each assignment's place in its expert's queue, and its slot if the expert still serves it.
-template <class I> struct capacity_place_tile {
-    view<I const, 2> ids;
-    int64_t experts;
-    int64_t* next; ///< [tiles, experts], the tile's first place in each queue; consumed
-    expert_slots out;
-
-    template <class G> KEEL_FN void operator()(G const& g, int64_t tile) const {
-        if (!g.leader()) return;
-        int64_t* const place = next + tile * experts;
-        int64_t const first = tile * capacity_tile_tokens, tokens = ids.extent[0];
-        for (int64_t t = first; t < tokens && t < first + capacity_tile_tokens; ++t)
-            for (int64_t j = 0; j < ids.extent[1]; ++j) {
-                auto const id = static_cast<int64_t>(ids(t, j));
-                int64_t slot = -1;
-                if (id >= 0) {
-                    slot = out.offsets(id) + place[id]++;
-                    if (slot >= out.offsets(id + 1)) slot = -1;
-                }
-                out.slots(t, j) = slot;
-            }
-    }
-};
-
-/// Bytes for apply_capacity.
+/// Bytes for apply_capacity in the order of position.
 KEEL_HOST int64_t apply_capacity_workspace(int64_t tokens, int64_t experts) {
-    int64_t const tiles = (tokens + capacity_tile_tokens - 1) / capacity_tile_tokens;
+    int64_t const tiles = capacity_tiles(tokens);
     return workspace_total(workspace_bytes<int64_t>(tiles * experts) + workspace_bytes<int64_t>(tiles) + workspace_bytes<int64_t>(experts));
 }
+/// Bytes for reroute_overflow, with `spare` next choices a token.
+KEEL_HOST int64_t reroute_overflow_workspace(int64_t tokens, int64_t experts, int64_t k, int64_t spare) {
+    int64_t const queues = 2 * workspace_bytes<int64_t>(experts) + workspace_bytes<uint64_t>(tokens * k);
+    return apply_capacity_workspace(tokens, experts) + queues + (spare > 0 ? workspace_bytes<uint32_t>(tokens) : 0);
+}
+/// Bytes for apply_capacity in any order.
+KEEL_HOST int64_t apply_capacity_workspace(int64_t tokens, int64_t experts, int64_t k, drop_order order) {
+    return order == drop_order::position ? apply_capacity_workspace(tokens, experts) : reroute_overflow_workspace(tokens, experts, k, 0);
+}
+
+namespace detail {
+
+/// One call of apply_capacity or reroute_overflow: its arguments, checked, and its rounds.
+template <class B, class I> struct capacity_call {
+    B const& be;
+    view<I const, 2> choices;
+    view<float const, 2> weights;
+    demand_counts const& demand;
+    view<I, 2> ids; ///< absent: nothing is rerouted
+    expert_slots out;
+    served_counts& served;
+    capacity_saved saved;
+    capacity_options options;
+    workspace ws;
+
+    int64_t tokens, k, experts, tiles;
+    view<int64_t, 1> counts;
+    int64_t *places = nullptr, *faults = nullptr, *lengths = nullptr;
+
+    KEEL_HOST bool needs_weights() const {
+        return options.order == drop_order::weight || options.order == drop_order::batch_prioritised;
+    }
+    KEEL_HOST bool by_queues() const { return options.order != drop_order::position || !ids.absent(); }
+
+    void check_arguments(validation& check) const {
+        capacity_limit const limit = options.limit;
+        char const* const chosen = ids.absent() ? "ids" : "choices";
+        check.present(chosen, choices);
+        check.require(demand.filled(), status_code::bad_state, "demand", "demand that route has filled");
+        check.require(k >= 1 && (ids.absent() ? demand.per_token() == k : k <= choices.extent[1]), status_code::bad_state, "demand",
+                      "experts a token", demand.per_token(), "the demand that route counted on these ids");
+        check.require(options.order <= drop_order::batch_prioritised, status_code::bad_option, "options.order", "value",
+                      static_cast<int64_t>(options.order), "position, choice_major, weight or batch_prioritised");
+        if (needs_weights()) check.shape("weights", weights, tokens, k);
+        if (!ids.absent()) check.shape("ids", ids, tokens, k).distinct("ids", ids);
+        check.shape("served", counts, experts).unit_stride("served", counts);
+        check.shape("out.slots", out.slots, tokens, k).distinct("out.slots", out.slots);
+        check.shape("out.offsets", out.offsets, experts + 1).distinct("out.offsets", out.offsets);
+        for (auto const& [name, memory] : {named{"saved.overflow", saved.overflow}, named{"saved.received", saved.received}}) {
+            if (memory.absent()) continue;
+            check.shape(name, memory, experts).distinct(name, memory);
+            check.disjoint(name, memory, choices, weights, ids, counts, out.slots, out.offsets, demand.counts());
+        }
+        check.disjoint("saved.overflow", saved.overflow, saved.received);
+        auto const bounded = [&](int64_t number, char const* name) {
+            check.require(number >= 1 && number <= (1 << 20), status_code::bad_option, "options.limit", name, number, "1 up to 2^20");
+        };
+        bounded(limit.numerator(), "numerator"), bounded(limit.denominator(), "denominator"), bounded(limit.alignment(), "alignment");
+        check.require(limit.minimum() >= 0, status_code::bad_option, "options.limit", "minimum", limit.minimum(), "0 or more");
+        check.disjoint("out.slots", out.slots, choices, weights, ids, counts, out.offsets, demand.counts());
+        check.disjoint("out.offsets", out.offsets, choices, weights, ids, counts, demand.counts());
+        check.disjoint("served", counts, choices, weights, ids, demand.counts()).disjoint("ids", ids, choices, weights, demand.counts());
+    }
+    struct named {
+        char const* name;
+        view<int64_t, 1> memory;
+    };
+
+    /// Counts the choices and holds them against the demand. The last check.
+    void count_choices(validation& check) {
+        places = ws.take<int64_t>(tiles * experts), faults = ws.take<int64_t>(tiles), lengths = ws.take<int64_t>(experts);
+        be.for_rows(tiles, capacity_tile_tokens * k, capacity_count_tile<I>{choices, k, experts, places, faults});
+        for (int64_t tile = 0; tile < tiles; ++tile)
+            check.require(faults[tile] == 0, status_code::bad_option, ids.absent() ? "ids" : "choices", "indices out of range", faults[tile],
+                          "experts, or -1 for padding");
+        for (int64_t e = 0; e < experts; ++e) {
+            int64_t const asked = asks_for(e);
+            if (asked != demand[e]) check.fail(status_code::bad_state, "demand", "count", demand[e], asked);
+        }
+    }
+    KEEL_HOST int64_t asks_for(int64_t e) const {
+        int64_t sum = 0;
+        for (int64_t tile = 0; tile < tiles; ++tile) sum += places[tile * experts + e];
+        return sum;
+    }
+    /// From counts by tile to each tile's first place at each expert, `start(e, length)` being the expert's first.
+    template <class Start> void counts_to_places(Start start) {
+        for (int64_t e = 0; e < experts; ++e) lengths[e] = asks_for(e);
+        for (int64_t e = 0; e < experts; ++e) {
+            int64_t place = start(e);
+            for (int64_t tile = 0; tile < tiles; ++tile) {
+                int64_t const in_tile = places[tile * experts + e];
+                places[tile * experts + e] = place;
+                place += in_tile;
+            }
+        }
+    }
+
+    /// Round after round: who asks queues, experts keep what they have room for, the rest asks its token's next spare expert.
+    void run_queues(int64_t capacity) {
+        auto *const starts = ws.take<int64_t>(experts), *const room = ws.take<int64_t>(experts);
+        auto* const queues = ws.take<uint64_t>(tokens * k);
+        int64_t const rounds = choices.extent[1] - k + 1, width = capacity_tile_tokens * k;
+        auto* const used = rounds > 1 ? ws.take<uint32_t>(tokens) : nullptr;
+        view<I const, 2> asked = choices;
+        for (int64_t e = 0; e < experts; ++e) room[e] = capacity;
+        for (int64_t round = 0; round < rounds; ++round) {
+            int64_t total = 0;
+            counts_to_places([&](int64_t e) {
+                starts[e] = total;
+                total += lengths[e];
+                return starts[e];
+            });
+            be.for_rows(tiles, width, capacity_queue_tile<I>{asked, k, experts, places, out.slots, {options.order, weights}, queues, round == 0});
+            be.for_rows(experts, total / experts + 1, capacity_keep_expert{starts, lengths, room, queues});
+            for (int64_t e = 0; e < experts; ++e) room[e] -= lengths[e] < room[e] ? lengths[e] : room[e];
+            be.for_rows(tiles, width,
+                        capacity_settle_tile<I>{choices, ids, k, experts, out.slots, queues, used, places, round == 0, round == rounds - 1});
+            if (!ids.absent()) asked = ids;
+        }
+    }
+
+    status run(validation& check, int64_t bytes) {
+        check_arguments(check);
+        check.enough(ws, bytes);
+        if (!check.ok()) return check.result;
+        count_choices(check);
+        if (!check.ok()) return check.result;
+
+        int64_t const capacity = options.limit.tokens_an_expert(demand.tokens(), k, experts);
+        auto const kept = [&](int64_t e) { return demand[e] < capacity ? demand[e] : capacity; };
+        if (by_queues() && tokens > 0) run_queues(capacity);
+        int64_t total = 0, moved = 0;
+        counts_to_places([&](int64_t e) {
+            out.offsets(e) = total;
+            counts(e) = lengths[e] < capacity ? lengths[e] : capacity;
+            total += counts(e);
+            moved += counts(e) - kept(e);
+            if (!saved.overflow.absent()) saved.overflow(e) = demand[e] - kept(e);
+            if (!saved.received.absent()) saved.received(e) = counts(e) - kept(e);
+            return out.offsets(e);
+        });
+        out.offsets(experts) = total;
+        view<I const, 2> const served_ids = ids.absent() ? choices : view<I const, 2>(ids);
+        be.for_rows(tiles, capacity_tile_tokens * k, capacity_place_tile<I>{served_ids, k, experts, places, out, by_queues()});
+        load_counts_access::fill(served, demand.tokens(), k, total, moved);
+        return check.result;
+    }
+};
+
+template <class B, class I>
+capacity_call<B, I> call_capacity(B const& be, view<I const, 2> choices, view<float const, 2> weights, demand_counts const& demand,
+                                            view<I, 2> ids, expert_slots out, served_counts& served, capacity_saved saved,
+                                            capacity_options options, workspace ws) {
+    static_assert(backend_traits<B>::space == memory_space::host, "the counting sort is a service of host backends so far");
+    int64_t const tokens = choices.extent[0], k = ids.absent() ? choices.extent[1] : demand.per_token();
+    return {be, choices, weights, demand, ids, out, served, saved, options, ws, tokens, k, demand.experts(), capacity_tiles(tokens),
+            load_counts_access::memory(served)};
+}
+
+} // namespace detail
 
 /// Drops what exceeds each expert's capacity and gives every served assignment its row.
 ///
-/// Rule           assignments queue at their expert in the order of (token, choice), whatever their weights; the first C are served,
+/// Rule           each expert keeps the first C of those that ask for it, in options.order (drop_order),
 ///                C = options.limit.tokens_an_expert(demand.tokens(), k, experts). served[e] = min(demand[e], C); offsets are the sums of
-///                served; the slot is offsets[e] + place in the queue: stable, expert by expert. Integers only.
+///                served; slots count an expert's rows by (token, choice), whatever the drop order. Integers only.
 /// Weights        stay as route gave them: what a token's dropped experts held is lost to it, as in training with Megatron.
-/// Shapes         ids [tokens, k] from route (-1 for padding), out.slots [tokens, k], out.offsets [experts + 1], served over memory for
-///                [experts] counts; ids, slots and offsets of any strides. ids int32 or int64, the rest int64.
+///                normalise_served (route_weights.hpp) shares it out among those that serve the token.
+/// Shapes         ids [tokens, k] from route (-1 for padding), weights [tokens, k] for the orders weight and batch_prioritised, else absent;
+///                out.slots [tokens, k], out.offsets [experts + 1], served over memory for [experts] counts; any strides. ids int32 or
+///                int64, weights float, the rest int64. saved: each may be absent.
 /// Padding        ids of -1 get slot -1 and take no place; served.tokens() leaves them out, as demand.tokens() does.
-/// Status         bad_shape, bad_stride, bad_pointer, bad_option (limit outside 1 ... 2^20, minimum below 0, an id that is no expert),
-///                bad_state (demand that was not counted on these ids, or of another k), overlap, small_workspace: all found before an
-///                output is written.
+/// Status         bad_shape, bad_stride, bad_pointer, bad_option (limit or alignment outside 1 ... 2^20, minimum below 0, an id that is no
+///                expert, order), bad_state (demand that was not counted on these ids, or of another k), overlap, small_workspace: all
+///                found before an output is written.
 /// Zero sizes     no tokens: served and offsets are 0.
-/// Aliasing       out.slots, out.offsets and served have memory of their own. Workspace: apply_capacity_workspace(tokens, experts).
-/// Cost           two passes over the ids, one write of the slots; tiles of 256 tokens run side by side.
-/// Source         Fedus et al. 2022 (2101.03961) eq. 3 for the factor; the order is that of Megatron's drop policy "position".
+/// Aliasing       outputs have memory of their own. Workspace: apply_capacity_workspace(tokens, experts, k, order); without the last two
+///                for the order of position.
+/// Cost           two passes over the ids, one write of the slots; tiles of 256 tokens run side by side. Other orders than position: two more
+///                passes over both, and up to 8 over the queue of each full expert.
+/// Source         Fedus et al. 2022 (2101.03961) eq. 3 for the factor.
+template <row_backend B, class I>
+status apply_capacity(B const& be, view<I, 2> ids, std::type_identity_t<view<float const, 2>> weights, demand_counts const& demand,
+                      expert_slots out, served_counts& served, capacity_saved saved, capacity_options options, workspace ws = {}) {
+    using index = std::remove_const_t<I>;
+    validation check("apply_capacity");
+    auto call = detail::call_capacity<B, index>(be, ids, weights, demand, {}, out, served, saved, options, ws);
+    return call.run(check, apply_capacity_workspace(call.tokens, call.experts, call.k, options.order));
+}
 template <row_backend B, class I>
 status apply_capacity(B const& be, view<I, 2> ids, demand_counts const& demand, expert_slots out, served_counts& served,
                       capacity_options options, workspace ws = {}) {
-    static_assert(backend_traits<B>::space == memory_space::host, "the counting sort is a service of host backends so far");
-    int64_t const tokens = ids.extent[0], k = ids.extent[1], experts = demand.experts();
-    int64_t const tiles = (tokens + capacity_tile_tokens - 1) / capacity_tile_tokens;
-    capacity_limit const limit = options.limit;
-    view<int64_t, 1> const counts = detail::load_counts_access::memory(served);
-    validation check("apply_capacity");
-    check.present("ids", ids);
-    check.require(demand.filled() && demand.per_token() == k, status_code::bad_state, "demand", "experts a token", demand.per_token(),
-                  "the demand that route counted on these ids");
-    check.shape("served", counts, experts).unit_stride("served", counts);
-    check.shape("out.slots", out.slots, tokens, k).distinct("out.slots", out.slots);
-    check.shape("out.offsets", out.offsets, experts + 1).distinct("out.offsets", out.offsets);
-    check.require(limit.numerator() >= 1 && limit.numerator() <= (1 << 20), status_code::bad_option, "options.limit", "numerator",
-                  limit.numerator(), "1 up to 2^20");
-    check.require(limit.denominator() >= 1 && limit.denominator() <= (1 << 20), status_code::bad_option, "options.limit",
-                  "denominator", limit.denominator(), "1 up to 2^20");
-    check.require(limit.minimum() >= 0, status_code::bad_option, "options.limit", "minimum", limit.minimum(), "0 or more");
-    check.disjoint("out.slots", out.slots, ids).disjoint("out.slots", out.slots, counts).disjoint("out.offsets", out.offsets, counts);
-    check.disjoint("out.slots", out.slots, out.offsets).disjoint("out.slots", out.slots, demand.counts());
-    check.disjoint("out.offsets", out.offsets, demand.counts()).disjoint("served", counts, demand.counts());
-    check.disjoint("out.offsets", out.offsets, ids).disjoint("served", counts, ids);
-    check.enough(ws, apply_capacity_workspace(tokens, experts));
-    if (!check.ok()) return check.result;
+    return apply_capacity(be, ids, {}, demand, out, served, {}, options, ws);
+}
 
-    auto* const places = ws.take<int64_t>(tiles * experts);
-    auto* const faults = ws.take<int64_t>(tiles);
-    auto* const queue = ws.take<int64_t>(experts);
-    be.for_rows(tiles, capacity_tile_tokens * k, capacity_count_tile<std::remove_const_t<I>>{ids, experts, places, faults});
-    for (int64_t e = 0; e < experts; ++e) queue[e] = 0;
-    for (int64_t tile = 0; tile < tiles; ++tile) {
-        check.require(faults[tile] == 0, status_code::bad_option, "ids", "indices out of range", faults[tile], "experts, or -1 for padding");
-        for (int64_t e = 0; e < experts; ++e) {
-            int64_t const in_tile = places[tile * experts + e];
-            places[tile * experts + e] = queue[e];
-            queue[e] += in_tile;
-        }
-    }
-    for (int64_t e = 0; e < experts; ++e)
-        if (queue[e] != demand[e]) check.fail(status_code::bad_state, "demand", "count", demand[e], queue[e]);
+/// Serves as apply_capacity does, but offers what overflowed to the token's next choices before it is dropped.
+///
+/// Rule           choices holds k experts a token and then `spare` next ones, in route's order (route_options::spare). Round 0 is
+///                apply_capacity on the first k. In each of the `spare` rounds after it, every assignment that no expert has kept asks for
+///                the first spare expert that its token has not asked for, lower choices first; experts keep what they have room for
+///                in options.order (by the weight of the choice that an assignment stands for). What an expert has kept it never gives
+///                back. Pure and deterministic: the same for any number of threads.
+/// Demand         is of the first k choices, as route counted it. A rerouted assignment is no demand of the expert that takes it over, so
+///                that the balancing bias sees the true load. served may exceed it: served.rerouted() is by how many in all.
+/// Ids            ids [tokens, k], written: the expert that serves the assignment, or the choice itself where it was dropped. They are
+///                distinct in a token. weights of route belong to the choices: normalise_served makes those of ids, and
+///                route_backward takes both as they are.
+/// Shapes         choices [tokens, k + spare], spare 0 or more; -1 ends a row's spare experts early. The rest as in apply_capacity.
+/// Status         as apply_capacity. Workspace: reroute_overflow_workspace(tokens, experts, k, spare).
+/// Cost           three passes over ids and slots a round.
+template <row_backend B, class C, class I>
+status reroute_overflow(B const& be, view<C, 2> choices, std::type_identity_t<view<float const, 2>> weights, demand_counts const& demand,
+                        view<I, 2> ids, expert_slots out, served_counts& served, capacity_saved saved, capacity_options options,
+                        workspace ws = {}) {
+    static_assert(std::is_same_v<std::remove_const_t<C>, I>, "choices and ids share one format");
+    validation check("reroute_overflow");
+    check.present("ids", ids).require(!ids.absent(), status_code::bad_pointer, "ids", "data, not null");
     if (!check.ok()) return check.result;
-
-    int64_t const capacity = limit.tokens_an_expert(demand.tokens(), k, experts);
-    int64_t total = 0;
-    for (int64_t e = 0; e < experts; ++e) {
-        out.offsets(e) = total;
-        counts(e) = queue[e] < capacity ? queue[e] : capacity;
-        total += counts(e);
-    }
-    out.offsets(experts) = total;
-    be.for_rows(tiles, capacity_tile_tokens * k, capacity_place_tile<std::remove_const_t<I>>{ids, experts, places, out});
-    detail::load_counts_access::fill(served, demand.tokens(), k, total);
-    return check.result;
+    auto call = detail::call_capacity<B, I>(be, choices, weights, demand, ids, out, served, saved, options, ws);
+    return call.run(check, reroute_overflow_workspace(call.tokens, call.experts, call.k, choices.extent[1] - call.k));
 }
 
 /// The share of assignments that were dropped, 1 - served / demand, both of the same tokens. 0 where nothing was asked for.

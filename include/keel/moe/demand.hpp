@@ -5,7 +5,7 @@
 // the call that counts can fill one:
 //
 //     demand_counts    filled by route: assignments before any capacity, on this rank
-//     served_counts    filled by apply_capacity: what is left of them
+//     served_counts    filled by apply_capacity or reroute_overflow: what is left of them
 //     reduced_demand   demand summed over all ranks: the only thing that update_balance takes
 //
 //     int64_t memory[experts];
@@ -40,12 +40,13 @@ template <class Stage> class load_counts {
     KEEL_FN int64_t tokens() const { return tokens_; }  ///< tokens that were routed, padding left out
     KEEL_FN int64_t per_token() const { return k_; }    ///< experts a token chose, k
     KEEL_FN int64_t total() const { return total_; }    ///< the sum of the counts; k * tokens for demand
+    KEEL_FN int64_t rerouted() const { return rerouted_; } ///< of served counts: those that another expert serves than was asked for
     KEEL_FN bool filled() const { return k_ > 0; }
 
   private:
     friend struct detail::load_counts_access;
     view<int64_t, 1> memory_;
-    int64_t tokens_ = 0, k_ = 0, total_ = 0;
+    int64_t tokens_ = 0, k_ = 0, total_ = 0, rerouted_ = 0;
 };
 
 using demand_counts = load_counts<demand_stage>;
@@ -56,8 +57,8 @@ namespace detail {
 /// For the calls that count. Going through here elsewhere is how a load comes to lie about its stage.
 struct load_counts_access {
     template <class Stage> KEEL_FN static view<int64_t, 1> memory(load_counts<Stage> const& c) { return c.memory_; }
-    template <class Stage> KEEL_FN static void fill(load_counts<Stage>& c, int64_t tokens, int64_t k, int64_t total) {
-        c.tokens_ = tokens, c.k_ = k, c.total_ = total;
+    template <class Stage> KEEL_FN static void fill(load_counts<Stage>& c, int64_t tokens, int64_t k, int64_t total, int64_t rerouted = 0) {
+        c.tokens_ = tokens, c.k_ = k, c.total_ = total, c.rerouted_ = rerouted;
     }
 };
 /// Counts times experts stay inside int64: what balance.hpp and the ratios below compute.
@@ -107,7 +108,8 @@ template <class Stage> KEEL_HOST status add_counts(load_counts<Stage>& sum, load
                   part.tokens(), "at most 2^42 / k together");
     if (!check.ok()) return check.result;
     for (int64_t e = 0; e < part.experts(); ++e) total(e) = (sum.filled() ? total(e) : 0) + part[e];
-    detail::load_counts_access::fill(sum, sum.tokens() + part.tokens(), part.per_token(), sum.total() + part.total());
+    detail::load_counts_access::fill(sum, sum.tokens() + part.tokens(), part.per_token(), sum.total() + part.total(),
+                                     sum.rerouted() + part.rerouted());
     return check.result;
 }
 

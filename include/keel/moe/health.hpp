@@ -52,7 +52,7 @@ KEEL_HOST status measure_balance(demand_counts const& demand, served_counts cons
     check.require(served.per_token() == demand.per_token(), status_code::bad_state, "served", "experts a token", served.per_token(),
                   "the k of the demand");
     for (int64_t e = 0; check.ok() && e < experts; ++e)
-        if (served[e] > demand[e]) check.fail(status_code::bad_state, "served", "count", served[e], 0, "no more than the demand");
+        if (served[e] - demand[e] > served.rerouted()) check.fail(status_code::bad_state, "served", "count", served[e], 0, "no more than the demand");
     if (!check.ok()) return check.result;
     detail::balance_ledger const ledger{state.ledger};
     line = {.demand_max = max_over_mean(demand),
