@@ -31,6 +31,7 @@
 #include <keel/moe/dispatch.hpp>
 #include <keel/moe/health.hpp>
 #include <keel/moe/route.hpp>
+#include <keel/moe/route_weights.hpp>
 #include <keel/moe/router_init.hpp>
 #include <keel/nn/cross_entropy.hpp>
 #include <keel/nn/embedding.hpp>

@@ -16,8 +16,8 @@ template <class I = int32_t> struct routed {
     std::vector<int64_t> counts;
     keel::demand_counts demand;
 
-    routed(int64_t tokens, int64_t experts, int64_t k)
-        : ids(tokens, k, 3), weights(tokens, k, 1), log_sum(1, tokens), counts(static_cast<std::size_t>(experts), -7),
+    routed(int64_t tokens, int64_t experts, int64_t k, int64_t spare = 0)
+        : ids(tokens, k + spare, 3), weights(tokens, k, 1), log_sum(1, tokens), counts(static_cast<std::size_t>(experts), -7),
           demand(keel::vec(counts.data(), experts)) {}
     routed(routed const&) = delete;
 
@@ -27,6 +27,8 @@ template <class I = int32_t> struct routed {
         return keel::route(be, logits, in, ids.view(), weights.view(), demand, {.log_sum = log_sum.vec()}, options, ws.get());
     }
     int64_t id(int64_t t, int64_t j) const { return static_cast<int64_t>(ids.get(t, j)); }
+    /// The k experts of each token, without its next choices.
+    keel::view<I, 2> chosen() { return keel::columns(ids.view(), 0, weights.columns()); }
     bool same(routed const& o) const {
         return ids.contents() == o.ids.contents() && weights.contents() == o.weights.contents() && log_sum.contents() == o.log_sum.contents() &&
                counts == o.counts;

@@ -51,6 +51,20 @@ KEEL_HOST void check_route_options(validation& check, route_options const& optio
     check.require(options.scaling > 0.0f && options.scaling <= 0x1.fffffep127f, status_code::bad_option, "options.scaling",
                   "a finite number above 0");
 }
+/// What only the selection asks of the options: groups that divide the experts and hold k of them.
+KEEL_HOST void check_selection(validation& check, route_options const& options, int64_t experts, int64_t k) {
+    int64_t const groups = options.groups, top = options.top_groups;
+    check.require(k >= 1 && k <= experts, status_code::bad_option, "ids", "columns", k, "1 up to the number of experts");
+    check.require(groups >= 1, status_code::bad_option, "options.groups", "value", groups, "1 or more");
+    if (!check.ok()) return;
+    check.require(experts % groups == 0 && (groups == 1 || experts / groups >= 2), status_code::bad_option, "options.groups", "value", groups,
+                  "a divisor of the experts that leaves two or more in a group");
+    check.require(top >= 1 && top <= groups, status_code::bad_option, "options.top_groups", "value", top, "1 up to the number of groups");
+    if (!check.ok()) return;
+    check.require(k <= top * (experts / groups), status_code::bad_option, "ids", "columns", k, "no more than the groups' experts");
+    check.require(options.by <= group_score::best, status_code::bad_option, "options.by", "value", static_cast<int64_t>(options.by),
+                  "top_two or best");
+}
 
 /// Whether the bias is the same number for all experts, and so selects nothing.
 KEEL_HOST bool is_uniform(view<float const, 1> bias) {
@@ -79,8 +93,13 @@ template <class I> KEEL_HOST void check_ids(validation& check, view<I, 2> ids, i
 ///                bias, or with one that is the same for all experts, the order is that of the logits. Otherwise sums that differ by
 ///                less than their rounding (4 ulp of the score) may come in either order, the same one on every backend. ids stand in
 ///                the order of selection.
-/// Shapes         logits [tokens, experts], inputs.bias [experts], inputs.valid [tokens], ids and weights [tokens, k], 1 <= k <= experts;
-///                columns adjacent. demand over memory for [experts] counts. saved.log_sum [tokens].
+/// Groups         with options.top_groups below options.groups, all experts of a token are of its top_groups best groups, by
+///                options.by; ties of groups: the larger of their largest logits first, then the lower group. In a group with NaN that ranks
+///                with what -Inf masks, so that the limit holds in bad rows too.
+/// Spare          with options.spare = r, ids has r further columns, the next choices in the same order: -1 where the groups have no expert left
+///                that is not masked.
+/// Shapes         logits [tokens, experts], inputs.bias [experts], inputs.valid [tokens], ids [tokens, k + spare], weights [tokens, k],
+///                1 <= k <= experts, or the experts of the top groups; columns adjacent. demand over memory for [experts] counts. saved.log_sum [tokens].
 /// Formats        logits float or bf16; ids int32 or int64; the rest fp32.
 /// Padding        ids -1, weights 0; counted nowhere. Everything downstream takes -1 as "no expert".
 /// Non-finite     a logit of -Inf masks its expert: it comes after every number whatever the bias, and weighs 0 when it must be
@@ -89,12 +108,12 @@ template <class I> KEEL_HOST void check_ids(validation& check, view<I, 2> ids, i
 ///                unaffected. There NaN ranks after all numbers; +Inf ranks first without a bias, and with one by its score like any
 ///                logit. `events` counts the logits of tokens, and those that are not finite. A NaN in the bias ranks its expert after
 ///                all numbers, +-Inf first or last.
-/// Status         bad_shape, bad_stride, bad_pointer, bad_option (k, score, weight, scaling, more than 2^42 assignments), overlap,
+/// Status         bad_shape, bad_stride, bad_pointer, bad_option (k, spare, groups, score, weight, scaling, more than 2^42 assignments), overlap,
 ///                small_workspace.
 /// Zero sizes     no tokens: zero demand.
 /// Aliasing       outputs have memory of their own. Workspace: route_workspace(tokens, experts).
 /// Cost           reads the logits from memory once and writes 8 to 12 bytes an assignment; k passes over each cached row.
-/// Source         Wang et al. 2024 (2408.15664) for the bias; DeepSeek-V3 (2412.19437) eq. 16 without its epsilon.
+/// Source         Wang et al. 2024 (2408.15664) for the bias; DeepSeek-V3 (2412.19437) eq. 16 without its epsilon, and its groups.
 template <row_backend B, class L, class I>
 status route(B const& be, view<L, 2> logits, route_inputs inputs, view<I, 2> ids, view<float, 2> weights, demand_counts& demand,
              route_saved saved = {}, route_options options = {}, workspace ws = {}, report* events = nullptr) {
@@ -102,12 +121,15 @@ status route(B const& be, view<L, 2> logits, route_inputs inputs, view<I, 2> ids
     static_assert(std::is_same_v<format, float> || std::is_same_v<format, bf16>, "logits are float or bf16");
     static_assert(std::is_same_v<I, int32_t> || std::is_same_v<I, int64_t>, "ids are int32 or int64");
     static_assert(backend_traits<B>::space == memory_space::host, "demand is read on the host so far");
-    int64_t const tokens = logits.extent[0], experts = logits.extent[1], k = ids.extent[1];
+    int64_t const tokens = logits.extent[0], experts = logits.extent[1], k = ids.extent[1] - options.spare;
     view<int64_t, 1> const counts = detail::load_counts_access::memory(demand);
     validation check("route");
     check.present("logits", logits).unit_stride("logits", logits);
     check.extent("ids", ids, 0, tokens).unit_stride("ids", ids).distinct("ids", ids);
-    check.require(k >= 1 && k <= experts, status_code::bad_option, "ids", "columns", k, "1 up to the number of experts");
+    check.require(options.spare >= 0, status_code::bad_option, "options.spare", "value", options.spare, "0 or more");
+    check_selection(check, options, experts, k);
+    check.require(options.spare <= experts - k, status_code::bad_option, "options.spare", "value", options.spare,
+                  "at most the experts that are not chosen");
     check.shape("weights", weights, tokens, k).unit_stride("weights", weights).distinct("weights", weights);
     check.shape("demand", counts, experts).unit_stride("demand", counts);
     if (!inputs.bias.absent()) check.shape("inputs.bias", inputs.bias, experts).unit_stride("inputs.bias", inputs.bias);

@@ -1,109 +1,22 @@
-// The mathematics of the router, one token at a time: scores, selection, weights, and the gradient of the logits.
+// The mathematics of the router, one token at a time: selection, weights, counts, and the gradient of the logits.
 #pragma once
 
-#include <keel/backend/concepts.hpp>
-#include <keel/backend/row_memory.hpp>
 #include <keel/backend/top_k.hpp>
-#include <keel/core/math.hpp>
 #include <keel/core/report.hpp>
-#include <keel/core/view.hpp>
-
-namespace keel {
-
-/// s(z), what the bias is added to: a probability over the experts, or each expert's own number.
-enum class score_function : uint8_t { softmax, sigmoid, sqrt_softplus };
-
-/// What a selected expert's output is multiplied by, apart from the scaling factor: its score over the sum of the selected
-/// scores, or the score itself. With one expert a token the first would be 1 whatever the logits, and the router would never
-/// learn; so one expert's weight is its score under either rule (as in Switch; Megatron and DeepSeek-V3 skip it too).
-enum class weight_rule : uint8_t { normalised, scores };
-
-struct route_options {
-    score_function score = score_function::sigmoid;
-    weight_rule weight = weight_rule::normalised;
-    float scaling = 1.0f; ///< factor on every weight; finite and above 0
-};
-
-} // namespace keel
+#include <keel/moe/route_groups.hpp>
+#include <keel/moe/route_scores.hpp>
 
 namespace keel::inline KEEL_ABI {
 
 /// Tokens that one group routes in turn, with one row of scratch.
 inline constexpr int64_t route_tile_tokens = 64;
 
-/// A word that ranks like the number: NaN lowest, then -Inf ... +Inf, -0 with +0. 0 ranks below everything.
-template <class F> KEEL_FN bits_of<F> rank_word(F const& x) {
-    using U = bits_of<F>;
-    return select(is_nan(x), U(1u), ordered_word(x + F(0.0f)));
-}
-
-/// Inf becomes the largest finite number of its sign; NaN the lowest.
-template <class F> KEEL_FN F finite_logit(F const& z) {
-    using U = bits_of<F>;
-    U const clamped = (bits(z) & U(sign_bit)) | umin(magnitude(z), U(infinity_bits - 1));
-    return as_float(select(is_nan(z), U(sign_bit | (infinity_bits - 1)), clamped));
-}
-
-/// True below -20 (and for -Inf), where log(1 + e^z) is e^z to fp32's last bit.
-template <class F> KEEL_FN mask_of<F> far_below(F const& z) {
-    using U = bits_of<F>;
-    return gt(bits(z), U(bits(-20.0f)));
-}
-template <class F> KEEL_FN F not_above_zero(F const& z) {
-    using U = bits_of<F>;
-    return select(gt(bits(z), U(magnitude_mask)), z, F(0.0f));
-}
-
-/// A row's softmax: e^(z - shift) / sum.
-struct row_softmax {
-    float shift = 0.0f, sum = 1.0f;
-};
-
-/// log(1 + e^z) / min(e^z, 1), given e = e^-|z|: between log 2 and 1 below 0, softplus above.
-template <class F> KEEL_FN F softplus_factor(F const& z, F const& e) {
-    F const log_part = detail::log1p_unit(e, e + F(1.0f));
-    return select(far_below(z), F(1.0f), select(detail::is_negative(z), log_part / e, z + log_part));
-}
-/// -|z|
-template <class F> KEEL_FN F minus_magnitude(F const& z) { return as_float(magnitude(z) | bits_of<F>(sign_bit)); }
-
-/// s(z). One exponential: e^(z - shift), e^-|z| or e^(-|z|/2).
-template <class F> KEEL_FN F score_of(score_function s, F const& z, row_softmax const& row) {
-    auto const below_zero = detail::is_negative(z);
-    F x = finite_logit(z) - F(row.shift);
-    if (s == score_function::sigmoid) x = minus_magnitude(z);
-    if (s == score_function::sqrt_softplus) x = minus_magnitude(z) * F(0.5f);
-    F const e = exp(x);
-    if (s == score_function::softmax) return e / F(row.sum);
-    if (s == score_function::sigmoid) return select(below_zero, e, F(1.0f)) / (e + F(1.0f));
-    return detail::product(select(below_zero, e, F(1.0f)), sqrt(softplus_factor(z, detail::product(e, e))));
-}
-
-/// s(z) times a factor that all of a token's selected experts share, chosen so that the largest neither overflows nor vanishes:
-/// `shift` is the largest of scale_exponent(z). This is normalisation in the log domain, without the rounding of a logarithm.
-template <class F> KEEL_FN F scale_exponent(score_function s, F const& z) { return s == score_function::softmax ? z : not_above_zero(z); }
-template <class F> KEEL_FN F scaled_score(score_function s, F const& z, float shift) {
-    F const below = scale_exponent(s, z) - F(shift);
-    F const scaled = exp(s == score_function::sqrt_softplus ? F(below * F(0.5f)) : below);
-    if (s == score_function::softmax) return scaled;
-    F const e = exp(minus_magnitude(z));
-    if (s == score_function::sigmoid) return scaled / (e + F(1.0f));
-    return detail::product(scaled, sqrt(softplus_factor(z, e)));
-}
-
-/// d log s / dz, without the sum that softmax subtracts.
-template <class F> KEEL_FN F log_score_slope(score_function s, F const& z) {
-    if (s == score_function::softmax) return F(1.0f);
-    F const e = exp(minus_magnitude(z));
-    if (s == score_function::sigmoid) return select(detail::is_negative(z), F(1.0f), e) / (e + F(1.0f));
-    return F(0.5f) / ((e + F(1.0f)) * softplus_factor(z, e));
-}
-
-/// By what a token's experts are ordered: their score with the bias, or their logit where there is no bias, then the logit.
+/// By what a token's experts are ordered: their score with the bias, or their logit where there is no bias, then the logit. Experts
+/// outside the token's groups come after all others.
 template <class L> struct selection_keys {
     L const* logits;
-    float const* biased; ///< null: no bias
-    bool one_word;
+    float const* biased;
+    bool one_word; ///< the logit alone: neither bias nor groups
 
     template <class G> KEEL_FN auto of(G const& g, auto at) const {
         auto const logit = rank_word(g.load(logits, at));
@@ -133,67 +46,46 @@ template <class L, class I> struct route_row {
 
     template <class G> KEEL_FN void route(G const& g, int64_t token, route_scratch scratch) const {
         using F = typename G::value;
-        using U = typename G::words;
         L const* const z = logits.at(token);
-        int64_t const experts = logits.extent[1], k = ids.extent[1];
-        bool const has_bias = !bias.absent(), normalise = options.weight == weight_rule::normalised && k > 1;
+        int64_t const experts = logits.extent[1], k = weights.extent[1], listed = ids.extent[1];
+        bool const has_bias = !bias.absent(), grouped = options.top_groups < options.groups;
+        bool const by_score = has_bias || (grouped && options.by == group_score::top_two);
+        bool const soft = options.score == score_function::softmax;
+        row_of_logits const row = read_logits(g, z, experts, !log_sum.absent() || (soft && (by_score || !shares_sum(options, k))));
+        if (!log_sum.absent() && g.leader()) log_sum(token) = row.log_sum();
 
-        U highest(0u), largest(0u);
-        g.each(experts, [&](auto at) {
-            F const v = g.load(z, at);
-            highest = umax(highest, g.inside(at, rank_word(v)));
-            largest = umax(largest, magnitude(v));
-        });
-        float const top = from_ordered_word(g.max_bits(highest));
-        bool const has_nan = g.max_bits(largest) > infinity_bits, sound = !has_nan && !is_non_finite(top);
-
-        row_softmax row{finite_logit(top), 1.0f};
-        if (!log_sum.absent() || (options.score == score_function::softmax && (has_bias || !normalise)))
-            row.sum = g.sum(experts, [&](F const& acc, auto at) {
-                return acc + g.inside(at, exp(finite_logit(g.load(z, at)) - F(row.shift)));
-            });
-        if (!log_sum.absent() && g.leader())
-            log_sum(token) = sound ? add(row.shift, log(row.sum)) : has_nan ? as_float(nan_bits) : top;
-
-        if (has_bias)
+        if (by_score || grouped)
             g.each(experts, [&](auto at) {
                 F const v = g.load(z, at);
-                F const c = score_of(options.score, v, row) + g.load(bias.data, at);
-                auto const masked = both(is_non_finite(v), detail::is_negative(v)); // -Inf, whatever its bias
-                g.store(scratch.biased, at, select(either(is_nan(v), masked), v, c));
+                F c = v;
+                if (by_score) {
+                    F const s = score_of(options.score, v, row.softmax);
+                    auto const masked = both(is_non_finite(v), detail::is_negative(v)); // -Inf, whatever its bias
+                    c = select(either(is_nan(v), masked), v, has_bias ? F(s + g.load(bias.data, at)) : s);
+                }
+                g.store(scratch.biased, at, grouped ? nan_as_mask(c) : c);
             });
         g.sync();
-        top_k(g, experts, k, selection_keys<L>{z, scratch.biased, !has_bias}, ids.at(token), scratch.words);
+        if (grouped) limit_to_groups(g, z, experts, options, !has_bias, scratch.biased, scratch.words);
+        selection_keys<L> const keys{z, scratch.biased, !has_bias && !grouped};
+        top_k(g, experts, listed, keys, ids.at(token), scratch.words);
         g.sync();
-
-        float* const w = weights.at(token);
-        indexed<L const, I> const chosen{z, ids.at(token)};
-        if (!sound) g.each(k, [&](auto at) { g.store(w, at, F(as_float(nan_bits))); });
-        else if (normalise) normalised_weights(g, chosen, w);
-        else g.each(k, [&](auto at) { g.store(w, at, score_of(options.score, g.load(chosen, at), row) * F(options.scaling)); });
+        if (listed > k && g.leader()) end_spares(keys, token, k);
+        weights_of(g, indexed<L const, I>{z, ids.at(token)}, k, row, options, weights.at(token));
     }
 
-    /// w = scaling * s / (sum of the selected s).
-    template <class G, class P> KEEL_FN void normalised_weights(G const& g, P chosen, float* w) const {
-        using F = typename G::value;
-        using U = typename G::words;
-        int64_t const k = ids.extent[1];
-        U highest(0u);
-        g.each(k, [&](auto at) {
-            highest = umax(highest, g.inside(at, rank_word(scale_exponent(options.score, g.load(chosen, at)))));
-        });
-        float const shift = from_ordered_word(g.max_bits(highest));
-        g.each(k, [&](auto at) { g.store(w, at, scaled_score(options.score, g.load(chosen, at), shift)); });
-        g.sync();
-        float const sum = g.sum(k, [&](F const& acc, auto at) { return acc + g.load(static_cast<float const*>(w), at); });
-        g.each(k, [&](auto at) { g.store(w, at, g.load(static_cast<float const*>(w), at) / F(sum) * F(options.scaling)); });
+    /// Masked experts, and those outside the groups, are nobody's next choice.
+    KEEL_FN void end_spares(selection_keys<L> const& keys, int64_t token, int64_t k) const {
+        for (int64_t j = k; j < ids.extent[1]; ++j)
+            if (keys.of_element(static_cast<int64_t>(ids(token, j))).primary <= ordered_word(as_float(sign_bit | infinity_bits)))
+                ids(token, j) = I(-1);
     }
 
     /// A padding token: no expert.
     template <class G> KEEL_FN void leave_out(G const& g, int64_t token) const {
         using F = typename G::value;
         float* const w = weights.at(token);
-        g.each(ids.extent[1], [&](auto at) { g.store(w, at, F(0.0f)); });
+        g.each(weights.extent[1], [&](auto at) { g.store(w, at, F(0.0f)); });
         if (!g.leader()) return;
         for (int64_t j = 0; j < ids.extent[1]; ++j) ids(token, j) = I(-1);
         if (!log_sum.absent()) log_sum(token) = 0.0f;
@@ -209,7 +101,7 @@ template <class L, class I> struct route_tile {
     report* events;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t tile) const {
-        int64_t const tokens = row.logits.extent[0], experts = row.logits.extent[1], k = row.ids.extent[1];
+        int64_t const tokens = row.logits.extent[0], experts = row.logits.extent[1], k = row.weights.extent[1];
         int64_t const first = tile * route_tile_tokens;
         int64_t const last = first + route_tile_tokens < tokens ? first + route_tile_tokens : tokens;
         uint32_t* const count = counts + tile * experts;
