@@ -30,6 +30,7 @@
 #include <keel/moe/demand.hpp>
 #include <keel/moe/dispatch.hpp>
 #include <keel/moe/health.hpp>
+#include <keel/moe/load_balance.hpp>
 #include <keel/moe/route.hpp>
 #include <keel/moe/route_weights.hpp>
 #include <keel/moe/router_init.hpp>

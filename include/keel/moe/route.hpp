@@ -27,8 +27,11 @@ struct route_saved {
     view<float, 1> log_sum = {}; ///< [tokens], log(sum of e^z); 0 for padding. Absent: not saved
 };
 
+/// Losses on the logits themselves, whose gradients are added.
 struct route_backward_options {
-    float z_loss = 0.0f; ///< the gradient of z_loss * sum over tokens of log_sum^2 is added; usually coefficient / tokens; 0 or more
+    float z_loss = 0.0f; ///< z_loss * sum over tokens of log_sum^2; usually coefficient / tokens; 0 or more
+    view<float const, 2> factors = {};     ///< the load-balancing loss of these (load_balance.hpp). Absent: none
+    view<int64_t const, 1> documents = {}; ///< as there
 };
 
 } // namespace keel
@@ -71,6 +74,25 @@ KEEL_HOST bool is_uniform(view<float const, 1> bias) {
     for (int64_t e = 1; e < bias.extent[0]; ++e)
         if (bits(add(bias(e), 0.0f)) != bits(add(bias(0), 0.0f))) return false;
     return true;
+}
+
+/// Offsets of packed documents, from 0 to the number of tokens.
+KEEL_HOST void check_documents(validation& check, view<int64_t const, 1> documents, int64_t tokens) {
+    check.present("documents", documents);
+    check.require(documents.extent[0] >= 1, status_code::bad_shape, "documents", "length", documents.extent[0], "documents + 1");
+    for (int64_t i = 0; check.ok() && i < documents.extent[0]; ++i) {
+        int64_t const least = i == 0 ? 0 : documents(i - 1), most = i == 0 ? 0 : tokens;
+        check.require(documents(i) >= least && documents(i) <= most, status_code::bad_option, "documents", "an entry", documents(i),
+                      "entries that start at 0 and do not decrease");
+    }
+    if (check.ok() && documents(documents.extent[0] - 1) != tokens)
+        check.fail(status_code::bad_option, "documents", "last entry", documents(documents.extent[0] - 1), tokens);
+}
+/// A row of factors for each document, or one for all tokens.
+KEEL_HOST void check_balance_factors(validation& check, view<float const, 2> factors, view<int64_t const, 1> documents, int64_t tokens,
+                                     int64_t experts) {
+    if (!documents.absent()) check_documents(check, documents, tokens);
+    check.shape("factors", factors, documents.absent() ? 1 : documents.extent[0] - 1, experts).unit_stride("factors", factors);
 }
 
 /// The first failed requirement on ids: an index in [0, experts), or -1 where padding may stand.
@@ -165,14 +187,16 @@ status route(B const& be, view<L, 2> logits, route_inputs inputs, view<I, 2> ids
 ///                normalised: dz_j = w_j (G_j - sum(w G) / scaling) dlog s/dz_j; dlog s/dz = 1, sigmoid(-z), sigmoid(z) / (2 softplus(z)).
 ///                Normalisation came before the drop, so a dropped expert still has its share of the sum.
 ///                scores: dz_j = w_j G_j dlog s/dz_j; for softmax - softmax_e * sum(w G) for every expert e of the row besides.
-///                z-loss: softmax_e * 2 z_loss log_sum. fp32, sums in THE reduction order, one rounding to dlogits.
+///                z-loss: softmax_e * 2 z_loss log_sum. Load-balancing loss: p_e (factor_e - sum(factor p)) dlog s/dz_e, p as there, added
+///                last. fp32, sums in THE reduction order, one rounding to dlogits.
 /// Shapes         dweights, ids, weights [tokens, k] (the last two from route), logits, dlogits [tokens, experts]; columns adjacent.
 /// Formats        dlogits float or bf16, overwritten; experts that were not selected get 0 where no term reaches them.
 /// Options        score, weight and scaling as in the forward.
 /// Padding        rows of ids -1 get 0. Non-finite: a NaN weight or gradient stays in its row.
-/// Status         bad_shape, bad_stride, bad_pointer, bad_option (score, weight, scaling, z_loss; on host backends ids), overlap.
+/// Status         bad_shape, bad_stride, bad_pointer, bad_option (score, weight, scaling, z_loss; on host backends ids, backward.documents), overlap.
 /// Aliasing       dlogits has memory of its own. No workspace.
-/// Cost           reads the logits once from memory (three times from cache where softmax takes part), writes dlogits once.
+/// Cost           reads the logits once from memory (three times from cache where softmax takes part, three more for a load-balancing loss),
+///                writes dlogits once.
 template <row_backend B, class DW, class L, class I, class W, class D>
 status route_backward(B const& be, view<DW, 2> dweights, view<L, 2> logits, view<I, 2> ids, view<W, 2> weights, view<D, 2> dlogits,
                       route_options options = {}, route_backward_options backward = {}) {
@@ -190,11 +214,13 @@ status route_backward(B const& be, view<DW, 2> dweights, view<L, 2> logits, view
     check_route_options(check, options);
     check.require(backward.z_loss >= 0.0f && backward.z_loss <= 0x1.fffffep127f, status_code::bad_option, "backward.z_loss",
                   "a finite number of 0 or more");
+    if (!backward.factors.absent()) check_balance_factors(check, backward.factors, backward.documents, tokens, experts);
+    check.disjoint("dlogits", dlogits, backward.factors, backward.documents);
     if (!check.ok()) return check.result;
     if constexpr (backend_traits<B>::space == memory_space::host) check_ids(check, ids, experts);
     if (!check.ok()) return check.result;
     be.for_rows(tokens, experts, route_backward_row<format, std::remove_const_t<I>, D>{dweights, logits, ids, weights, dlogits, options,
-                                                                                      backward.z_loss});
+                                                                                      backward.z_loss, backward.factors, backward.documents});
     return check.result;
 }
 

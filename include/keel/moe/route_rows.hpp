@@ -3,6 +3,7 @@
 
 #include <keel/backend/top_k.hpp>
 #include <keel/core/report.hpp>
+#include <keel/moe/load_balance_rows.hpp>
 #include <keel/moe/route_groups.hpp>
 #include <keel/moe/route_scores.hpp>
 
@@ -135,7 +136,7 @@ template <class L, class I> struct route_tile {
 ///
 /// With w the weights and G their gradients: own_j = w_j (G_j - center) dlog s/dz_j, center = sum(w G) / scaling where the weights
 /// are normalised, else 0. What every expert of the row gets besides: softmax_e * spread, spread = z-loss' part
-/// - (softmax scores that are not normalised ? sum(w G) : 0).
+/// - (softmax scores that are not normalised ? sum(w G) : 0), and the load-balancing loss' part.
 template <class L, class I, class D> struct route_backward_row {
     view<float const, 2> dweights;
     view<L const, 2> logits;
@@ -144,6 +145,8 @@ template <class L, class I, class D> struct route_backward_row {
     view<D, 2> dlogits;
     route_options options;
     float z_loss;
+    view<float const, 2> factors;
+    view<int64_t const, 1> documents;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t token) const {
         using F = typename G::value;
@@ -166,8 +169,20 @@ template <class L, class I, class D> struct route_backward_row {
             row = softmax_of(g, z, experts);
             if (z_loss != 0.0f) spread = fma(mul(2.0f, z_loss), add(row.shift, log(row.sum)), spread);
         }
+        bool const balances = !factors.absent();
+        float const* const factor = balances ? factors.at(document_at(documents, token)) : nullptr;
+        row_shares shares;
+        float term = 0.0f;
+        if (balances) {
+            shares = shares_of(g, z, experts, options.score);
+            term = balance_term(g, z, factor, experts, options.score, shares);
+        }
+        auto const with_balance = [&](F const& v, F const& f, F const& others) { // p (f - term) slope more than the others
+            return fma(shares.of(options.score, v) * (f - F(term)), log_score_slope(options.score, v), others);
+        };
         g.each(experts, [&](auto at) {
-            g.store(out, at, spreads ? F(score_of(score_function::softmax, g.load(z, at), row) * F(spread)) : F(0.0f));
+            F const v = g.load(z, at), all = spreads ? F(score_of(score_function::softmax, v, row) * F(spread)) : F(0.0f);
+            g.store(out, at, balances ? with_balance(v, g.load(factor, at), all) : all);
         });
         g.sync();
         indexed<L const, I const> const chosen{z, ids.at(token)};
@@ -175,7 +190,8 @@ template <class L, class I, class D> struct route_backward_row {
             F const v = g.load(chosen, at);
             F const own = g.load(w, at) * (g.load(dw, at) - F(center)) * log_score_slope(options.score, v);
             F const all = spreads ? fma(score_of(score_function::softmax, v, row), F(spread), own) : own;
-            g.store(indexed<D, I const>{out, ids.at(token)}, at, all);
+            F const total = balances ? with_balance(v, g.load(indexed<float const, I const>{factor, ids.at(token)}, at), all) : all;
+            g.store(indexed<D, I const>{out, ids.at(token)}, at, total);
         });
     }
 
