@@ -10,6 +10,7 @@
 #include <keel/moe/dispatch.hpp>
 #include <keel/moe/route.hpp>
 
+#include "support/in_turns.hpp"
 #include "support/peak.hpp"
 
 namespace {
@@ -100,16 +101,50 @@ template <class L> void forward_and_backward(benchmark::State& state, score_func
     });
 }
 
-/// Moving rows of bf16 of the given width.
-void dispatch_and_combine(benchmark::State& state) {
-    batch<float> b(state, score_function::sigmoid);
-    int64_t const width = state.range(3);
-    b.route_all(), b.place();
-    std::vector<bf16> x(batch<float>::size(b.tokens * width)), expert_rows(batch<float>::size(b.served.total() * width)), y(x.size());
-    auto const all = rows(expert_rows.data(), b.served.total(), width);
-    measure(state, b.tokens, 2 * (b.tokens + b.served.total()) * 2 * width, [&] {
-        dispatch(cpu<>{}, rows(x.data(), b.tokens, width), b.where(), all).or_throw();
-        combine(cpu<>{}, all, b.where(), b.w(), view<bf16, 2>{}, rows(y.data(), b.tokens, width)).or_throw();
+/// Rows of bf16 of the given width on their way to the experts and back. Floor: each row that is read, each that is written.
+struct moved_rows : batch<float> {
+    int64_t width;
+    keel_bench::aligned_vector<bf16> x, expert_rows, y, dexpert_rows;
+
+    explicit moved_rows(benchmark::State const& state)
+        : batch<float>(state, score_function::sigmoid), width(state.range(3)), x(size(tokens * width)), y(x.size()) {
+        route_all(), place();
+        expert_rows.resize(size(served.total() * width)), dexpert_rows.resize(expert_rows.size());
+    }
+    view<bf16, 2> of_tokens(keel_bench::aligned_vector<bf16>& v) { return rows(v.data(), tokens, width); }
+    view<bf16, 2> of_experts(keel_bench::aligned_vector<bf16>& v) { return rows(v.data(), served.total(), width); }
+    int64_t row_bytes(int64_t token_rows, int64_t expert_row_sets) const {
+        return (token_rows * tokens + expert_row_sets * served.total()) * 2 * width;
+    }
+};
+void dispatch_rows(benchmark::State& state) {
+    moved_rows m(state);
+    measure(state, m.tokens, m.row_bytes(1, 1), [&] { dispatch(cpu<>{}, m.of_tokens(m.x), m.where(), m.of_experts(m.expert_rows)).or_throw(); });
+}
+void combine_rows(benchmark::State& state) {
+    moved_rows m(state);
+    measure(state, m.tokens, m.row_bytes(2, 1), [&] {
+        combine(cpu<>{}, m.of_experts(m.expert_rows), m.where(), m.w(), m.of_tokens(m.x), m.of_tokens(m.y)).or_throw();
+    });
+}
+void combine_with_share(benchmark::State& state) {
+    moved_rows m(state);
+    std::vector<float> terms(moved_rows::size(4 * m.tokens));
+    measure(state, m.tokens, m.row_bytes(2, 1), [&] {
+        combine(cpu<>{}, m.of_experts(m.expert_rows), m.where(), m.w(), m.of_tokens(m.x), m.of_tokens(m.y), {.share_terms = rows(terms.data(), m.tokens, 4)})
+            .or_throw();
+    });
+}
+void dispatch_gradient(benchmark::State& state) {
+    moved_rows m(state);
+    measure(state, m.tokens, m.row_bytes(1, 1), [&] { dispatch_backward(cpu<>{}, m.of_experts(m.expert_rows), m.where(), m.of_tokens(m.y)).or_throw(); });
+}
+void combine_gradient(benchmark::State& state) {
+    moved_rows m(state);
+    measure(state, m.tokens, m.row_bytes(1, 2), [&] {
+        combine_backward(cpu<>{}, m.of_tokens(m.y), m.of_experts(m.expert_rows), m.where(), m.w(),
+                         {.dexpert_rows = m.of_experts(m.dexpert_rows), .dweights = rows(m.dweights.data(), m.tokens, m.k)})
+            .or_throw();
     });
 }
 
@@ -125,6 +160,11 @@ BENCHMARK_CAPTURE(route_fp32, sqrt_softplus, score_function::sqrt_softplus) KEEL
 BENCHMARK_CAPTURE(route_bf16, sigmoid, score_function::sigmoid) KEEL_ROUTER_CASES;
 BENCHMARK_CAPTURE(route_place_fp32, sigmoid, score_function::sigmoid) KEEL_ROUTER_CASES;
 BENCHMARK_CAPTURE(forward_backward_fp32, sigmoid, score_function::sigmoid) KEEL_ROUTER_CASES;
-BENCHMARK(dispatch_and_combine)->Args({2048, 64, 8, 1024})->Unit(benchmark::kMillisecond);
+#define KEEL_MOVED_CASES ->Args({2048, 64, 8, 1024})->Args({8192, 64, 8, 2048})->Unit(benchmark::kMillisecond)
+BENCHMARK(dispatch_rows) KEEL_MOVED_CASES;
+BENCHMARK(dispatch_gradient) KEEL_MOVED_CASES;
+BENCHMARK(combine_rows) KEEL_MOVED_CASES;
+BENCHMARK(combine_with_share) KEEL_MOVED_CASES;
+BENCHMARK(combine_gradient) KEEL_MOVED_CASES;
 
 } // namespace

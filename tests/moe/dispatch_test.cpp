@@ -110,6 +110,75 @@ TEST_CASE("the routed share is honest about cancellation") {
     CHECK(nothing.norm() == 0.0f);
 }
 
+TEST_CASE("each expert's share of the output: the dot product of its part, adding up to the routed share") {
+    for (int64_t k : {2, 20}) // and more than eight at a time, more than the sixteen rows that are found once
+        for (int64_t width : {1, 70}) {
+            int64_t const tokens = 30, experts = k == 2 ? 5 : 23;
+            layout l(tokens, experts, k);
+            guarded_matrix<keel::bf16> out(l.rows(), width, 1, floats(data_kind::normal, l.rows() * width, 2)), y(tokens, width), shared(tokens, width, 0, floats(data_kind::normal, tokens * width, 3));
+            guarded_matrix<float> terms(tokens, 4), rows(1, l.rows()), shares(1, experts);
+            keel::combine(keel::cpu{}, out.view(), l.where(), l.r.weights.view(), shared.view(), y.view(), {.share_terms = terms.view(), .row_terms = rows.vec()}, l.mask())
+                .or_throw();
+            keel::routed_share share;
+            keel::measure_routed_share(keel::cpu{}, terms.view(), &share).or_throw();
+            keel::measure_expert_shares(keel::cpu{}, rows.vec(), l.where().offsets, share, shares.vec()).or_throw();
+            std::vector<double> want(static_cast<std::size_t>(experts));
+            double output = 0, sum = 0;
+            for (int64_t t = 0; t < tokens; ++t)
+                for (int64_t c = 0; c < width; ++c) {
+                    double whole = shared.at(t, c);
+                    auto const each = [&](auto const& body) {
+                        for (int64_t j = 0; j < l.k; ++j)
+                            if (int64_t const slot = l.slots.get(t, j); slot >= 0) body(l.r.id(t, j), l.r.weights.at(t, j) * out.at(slot, c));
+                    };
+                    each([&](int64_t, double part) { whole += part; });
+                    each([&](int64_t e, double part) { want[static_cast<std::size_t>(e)] += part * whole; });
+                    if (t != 2) output += whole * whole; // padding
+                }
+            for (int64_t e = 0; e < experts; ++e) {
+                CHECK(shares.at(0, e) == Approx(want[static_cast<std::size_t>(e)] / output).margin(2e-6)); // sums of O(1) products of fp32
+                sum += shares.at(0, e);
+                if (l.offsets.get(0, e) == l.offsets.get(0, e + 1)) CHECK(shares.at(0, e) == 0.0);
+            }
+            CHECK(sum == Approx(static_cast<double>(share.projection())).margin(2e-6));
+            CHECK(rows.untouched());
+            CHECK(shares.untouched());
+            guarded_matrix<keel::bf16> plain(tokens, width); // what is measured changes nothing
+            keel::combine(keel::cpu{}, out.view(), l.where(), l.r.weights.view(), shared.view(), plain.view()).or_throw();
+            CHECK(plain.contents() == y.contents());
+            // In place of the shared part the terms are those of the shared part still.
+            guarded_matrix<float> again(1, l.rows());
+            keel::combine(keel::cpu{}, out.view(), l.where(), l.r.weights.view(), shared.view(), shared.view(), {.row_terms = again.vec()}).or_throw();
+            CHECK(again.contents() == rows.contents());
+            l.offsets.set(0, experts, l.rows() + 1);
+            CHECK(keel::measure_expert_shares(keel::cpu{}, rows.vec(), l.where().offsets, share, shares.vec()).code == keel::status_code::bad_option);
+        }
+}
+
+TEST_CASE("dispatch copies bits, past the caches too: NaN with what it carries, any start and width") {
+    for (int64_t width : {33, 200, 4096}) {
+        layout l(width == 4096 ? 700 : 40, 9, 6, 0); // 700 * 6 rows of 8 KB are more than what stays in the caches
+        std::vector<uint16_t> x(static_cast<std::size_t>(l.tokens * (width + 3) + 1)), rows(static_cast<std::size_t>(l.rows() * width + 5), 0x7777);
+        for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<uint16_t>(i * 40503u); // NaNs of all kinds among them
+        auto const as_view = [](std::vector<uint16_t>& v, int64_t start, int64_t row_count, int64_t columns, int64_t stride) {
+            return keel::rows(reinterpret_cast<keel::bf16*>(v.data() + start), row_count, columns, stride);
+        };
+        for_each_backend([&](std::string const& name, auto const& be) {
+            INFO(name << " width " << width);
+            for (auto& v : rows) v = 0x7777;
+            keel::dispatch(be, as_view(x, 1, l.tokens, width, width + 3), l.where(), as_view(rows, 2, l.rows(), width, width)).or_throw();
+            int64_t wrong = 0;
+            for (int64_t t = 0; t < l.tokens; ++t)
+                for (int64_t j = 0; j < l.k; ++j)
+                    if (int64_t const slot = l.slots.get(t, j); slot >= 0)
+                        for (int64_t c = 0; c < width; ++c)
+                            wrong += rows[static_cast<std::size_t>(2 + slot * width + c)] != x[static_cast<std::size_t>(1 + t * (width + 3) + c)] ? 1 : 0;
+            CHECK(wrong == 0);
+            for (std::size_t i : {std::size_t{0}, std::size_t{1}, rows.size() - 3, rows.size() - 2, rows.size() - 1}) CHECK(rows[i] == 0x7777);
+        });
+    }
+}
+
 TEST_CASE("the gradients of dispatch and combine are the derivatives") {
     // Linear in every argument, so a central difference with a large step is exact but for fp32's rounding: checked in double here.
     int64_t const tokens = 9, width = 7;

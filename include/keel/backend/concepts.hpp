@@ -18,6 +18,8 @@
 //     g.store(p, at, v)   encoded with one rounding; one canonical NaN; never writes past the row's end.
 //                         g.store<O>(p, at, v) names the overflow policy, which FP8 needs
 //     g.store_code(p, at, u)  the low bits of words that encode_words or its kin have made already
+//     g.prefetch(p, at)   a hint that another row's elements are wanted soon: rows that lie where no hardware expects them
+//     g.copy(to, from, n) n adjacent elements with their bits, NaN too; the two rows are apart
 //     g.any(m)            true in some lane; uniform
 //     g.inside(at, v)     v with +0 past the row's end, for values that were computed rather than loaded
 //     g.position(at)      each lane's element index as a word (rows shorter than 2^32)

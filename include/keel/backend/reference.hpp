@@ -27,6 +27,10 @@ struct reference_group {
         store_element<Policy...>(p.element(at.i), v);
     }
     template <class P> KEEL_FN void store_code(P p, at_element at, uint32_t u) const { store_bits(element_of(p, at.i), u); }
+    template <class T> KEEL_FN void prefetch(T const*, at_element) const {}
+    template <class T> KEEL_FN void copy(T* to, T const* from, int64_t n) const {
+        for (int64_t i = 0; i < n; ++i) to[i] = from[i];
+    }
     KEEL_FN void sync() const {}
     KEEL_FN float inside(at_element, float v) const { return v; }
     KEEL_FN uint32_t inside(at_element, uint32_t u) const { return u; }

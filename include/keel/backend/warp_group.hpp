@@ -64,6 +64,12 @@ template <class Warp> struct warp_group {
                 if (first + k < at.n) store_bits(element_of(p, first + k), Warp::of(u.s[k], lane));
         });
     }
+    template <class T> KEEL_FN void prefetch(T const*, at_step) const {}
+    template <class T> KEEL_FN void copy(T* to, T const* from, int64_t n) const {
+        Warp::each_lane([&](int lane) {
+            for (int64_t i = lane; i < n; i += threads) to[i] = from[i];
+        });
+    }
     KEEL_FN void sync() const { Warp::sync(); }
     KEEL_FN value inside(at_step at, value const& v) const { return kept(at, v, 0.0f); }
     KEEL_FN words inside(at_step at, words const& u) const { return kept(at, u, 0u); }

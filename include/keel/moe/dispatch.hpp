@@ -18,7 +18,8 @@ namespace keel {
 
 /// What combine can keep for the routed share, caller-owned.
 struct combine_saved {
-    view<float, 2> share_terms = {}; ///< [tokens, 4]. Absent: not measured
+    view<float, 2> share_terms = {}; ///< [tokens, 4], for measure_routed_share. Absent: not measured
+    view<float, 1> row_terms = {};   ///< [served], for measure_expert_shares. Absent: not measured
 };
 
 template <class DY> struct combine_gradients {
@@ -67,11 +68,12 @@ template <class B> KEEL_HOST void check_slots(validation& check, expert_slots wh
 ///
 /// Shapes         x [tokens, width], where from apply_capacity, expert_rows [served.total(), width]: every row is written once, in the
 ///                stable order of its expert's queue. Columns adjacent.
-/// Formats        float, bf16 or f16, x and expert_rows alike; exact (NaN as the canonical one). Non-finite: copied.
+/// Formats        any, x and expert_rows alike: bits are copied, those of NaN too.
 /// Status         bad_shape (also rows that are not what the offsets end at), bad_stride, bad_pointer, overlap; on host backends
 ///                bad_option (a slot that is no row, a row that no assignment names or that two do). No workspace.
 /// Aliasing       expert_rows has memory of its own.
-/// Cost           reads x once from memory, writes expert_rows. The check of the slots is one pass over them on the calling thread.
+/// Cost           reads x once from memory, writes expert_rows, past the caches where they are larger. The check of the slots is one pass over
+///                them on the calling thread.
 template <row_backend B, class X, class R> status dispatch(B const& be, view<X, 2> x, expert_slots where, view<R, 2> expert_rows) {
     static_assert(std::is_same_v<std::remove_const_t<X>, R>, "x and expert_rows share one format");
     validation check("dispatch");
@@ -109,14 +111,16 @@ status dispatch_backward(B const& be, view<R, 2> dexpert_rows, expert_slots wher
 ///
 /// Formula        r = fma chain over j of w_j * O[slot_j] from +0; y = r + h, or r where there is no shared part. fp32, one rounding.
 /// Shapes         expert_rows [served.total(), width], weights [tokens, k], shared [tokens, width] or absent, y [tokens, width];
-///                columns adjacent. saved.share_terms [tokens, 4], 0 where `valid` [tokens] marks padding.
+///                columns adjacent. saved.share_terms [tokens, 4], 0 where `valid` [tokens] marks padding; saved.row_terms
+///                [served.total()], <w_j O_j, y> of each row.
 /// Formats        expert_rows, shared and y any of float, bf16, f16.
 /// Dropped        contributes nothing; a token with every assignment dropped has y = h.
 /// Non-finite     stays in its token.
 /// Aliasing       y may be shared itself (same format, same strides). Otherwise outputs have memory of their own.
 /// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (slots, as dispatch). No workspace.
 /// Error          (k + 1) 2^-24 of the sum of |w_j O| and |h|, and y's rounding; where no partial result is subnormal or overflows.
-/// Cost           reads k rows and the shared one, writes one; the share terms cost no further pass.
+/// Cost           reads k rows and the shared one, writes one; the share terms cost no further pass, the row terms one over the token's
+///                rows in the caches for each eight choices.
 template <row_backend B, class O, class W, class S, class Y>
 status combine(B const& be, view<O, 2> expert_rows, expert_slots where, view<W, 2> weights, view<S, 2> shared, view<Y, 2> y,
                combine_saved saved = {}, view<bool const, 1> valid = {}) {
@@ -129,13 +133,16 @@ status combine(B const& be, view<O, 2> expert_rows, expert_slots where, view<W, 
     if (!shared.absent()) check.shape("shared", shared, tokens, width).unit_stride("shared", shared);
     if (!saved.share_terms.absent())
         check.shape("saved.share_terms", saved.share_terms, tokens, 4).distinct("saved.share_terms", saved.share_terms);
+    if (!saved.row_terms.absent())
+        check.shape("saved.row_terms", saved.row_terms, expert_rows.extent[0]).distinct("saved.row_terms", saved.row_terms);
     if (!valid.absent()) check.shape("valid", valid, tokens);
     check.disjoint("y", y, expert_rows, weights, where.slots, where.offsets, valid).disjoint_or_same("y", y, shared);
     check.disjoint("saved.share_terms", saved.share_terms, y, weights, expert_rows, shared, where.slots, where.offsets, valid);
+    check.disjoint("saved.row_terms", saved.row_terms, y, weights, expert_rows, shared, where.slots, where.offsets, valid, saved.share_terms);
     if (!check.ok()) return check.result;
     be.for_rows(tokens, width * (1 + where.slots.extent[1]),
                 combine_row<std::remove_const_t<O>, std::remove_const_t<S>, Y>{expert_rows, where.slots, weights, shared, y,
-                                                                               saved.share_terms, valid});
+                                                                               saved.share_terms, saved.row_terms, valid});
     return check.result;
 }
 
@@ -148,7 +155,7 @@ status combine(B const& be, view<O, 2> expert_rows, expert_slots where, view<W, 
 /// Formats        dy and expert_rows any of float, bf16, f16; dexpert_rows in dy's; dweights fp32.
 /// Non-finite     stays in its assignment.
 /// Status         as combine; outputs have memory of their own. No workspace.
-/// Cost           reads dy from memory once and each served row once, writes each gradient row once.
+/// Cost           reads dy from memory once and each served row once, writes each gradient row once, in one walk.
 template <row_backend B, class DY, class O, class W>
 status combine_backward(B const& be, view<DY, 2> dy, view<O, 2> expert_rows, expert_slots where, view<W, 2> weights,
                         std::type_identity_t<combine_gradients<std::remove_const_t<DY>>> out) {
@@ -178,6 +185,30 @@ template <row_backend B, class S> status measure_routed_share(B const& be, view<
     check.extent("share_terms", share_terms, 1, 4).require(share != nullptr, status_code::bad_pointer, "share", "data, not null");
     if (!check.ok()) return check.result;
     be.for_rows(1, share_terms.extent[0] * 4, share_sum_row{share_terms, share});
+    return check.result;
+}
+
+/// Each expert's projection share of the layer's output, <its part of r, y> / <y, y>: they sum to share.projection(), up to rounding. Beside
+/// the demand this shows an expert that takes tokens and adds nothing.
+///
+/// Shapes         row_terms [served.total()] from combine, offsets [experts + 1] from apply_capacity, shares [experts]; any strides.
+/// Share          of the same tokens, on the host. Shares are 0 where there is no output, and for experts without rows.
+/// Status         bad_shape, bad_pointer, overlap; on host backends bad_option (offsets that do not rise from 0 to the number of rows).
+template <row_backend B, class R>
+status measure_expert_shares(B const& be, view<R, 1> row_terms, std::type_identity_t<view<int64_t const, 1>> offsets, routed_share const& share,
+                             view<float, 1> shares) {
+    validation check("measure_expert_shares");
+    check.present("row_terms", row_terms).present("offsets", offsets);
+    check.shape("shares", shares, offsets.extent[0] - 1).distinct("shares", shares).disjoint("shares", shares, row_terms, offsets);
+    if (!check.ok()) return check.result;
+    if constexpr (backend_traits<B>::space == memory_space::host)
+        for (int64_t e = 0; e < offsets.extent[0]; ++e) {
+            bool const ends = e > 0 || offsets(e) == 0, last = e + 1 < offsets.extent[0] || offsets(e) == row_terms.extent[0];
+            check.require(ends && last && (e == 0 || offsets(e) >= offsets(e - 1)), status_code::bad_option, "offsets", "an entry", offsets(e),
+                          "entries that rise from 0 to the number of rows");
+        }
+    if (!check.ok()) return check.result;
+    be.for_rows(shares.extent[0], row_terms.extent[0] / (shares.extent[0] + 1) + 1, expert_share_row{row_terms, offsets, share.output, shares});
     return check.result;
 }
 

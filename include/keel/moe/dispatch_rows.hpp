@@ -36,18 +36,57 @@ KEEL_FN bool has_row(int64_t slot, int64_t row_count) {
     return static_cast<uint64_t>(slot) < static_cast<uint64_t>(row_count);
 }
 
-/// rows[slot] = x[token], for each of the token's slots.
+/// rows[slot] = x[token], for each of the token's slots: bits, whatever they stand for.
 template <class X> struct dispatch_row {
     view<X const, 2> x;
     view<int64_t const, 2> slots;
     view<X, 2> out;
 
+    KEEL_FN int64_t output_bytes() const { return out.size() * static_cast<int64_t>(sizeof(X)); }
     template <class G> KEEL_FN void operator()(G const& g, int64_t token) const {
-        g.each(x.extent[1], [&](auto at) {
-            auto const v = g.load(x.at(token), at);
-            for (int64_t j = 0; j < slots.extent[1]; ++j)
-                if (int64_t const slot = slots(token, j); has_row(slot, out.extent[0])) g.store(out.at(slot), at, v);
-        });
+        for (int64_t j = 0; j < slots.extent[1]; ++j)
+            if (int64_t const slot = slots(token, j); has_row(slot, out.extent[0])) g.copy(out.at(slot), x.at(token), x.extent[1]);
+    }
+};
+
+/// The rows that serve a token, in the order of choice, found once: the walks along them ask nothing else. Without room for all, they ask the
+/// slots as they go. While one token's rows are summed the next one's are asked for: they lie wherever their experts' queues have them.
+template <class R, bool Weighted> struct serving_rows {
+    static constexpr int64_t most = 16;
+
+    view<R const, 2> rows;
+    view<int64_t const, 2> slots;
+    view<float const, 2> weights; ///< read where Weighted; otherwise 1, without a product
+    int64_t token, count;
+    R const* row[std::size_t{most}];
+    float weight[std::size_t{most}];
+
+    KEEL_FN serving_rows(view<R const, 2> all, view<int64_t const, 2> where, view<float const, 2> w, int64_t t)
+        : rows(all), slots(where), weights(w), token(t), count(0) {
+        for (int64_t j = 0; token < slots.extent[0] && j < slots.extent[1] && j < most; ++j)
+            if (int64_t const slot = slots(token, j); has_row(slot, rows.extent[0])) {
+                row[count] = rows.at(slot);
+                weight[count++] = weight_of(j);
+            }
+    }
+    template <class G, class At> KEEL_FN void prefetch(G const& g, At at) const {
+        for (int64_t i = 0; i < count; ++i) g.prefetch(row[i], at);
+    }
+    template <class F, class G, class At> KEEL_FN F sum(G const& g, At at) const {
+        F sum(0.0f);
+        auto const add = [&](float w, R const* r) {
+            if constexpr (Weighted) sum = fma(F(w), g.load(r, at), sum);
+            else sum = sum + g.load(r, at);
+        };
+        for (int64_t i = 0; i < count; ++i) add(weight[i], row[i]);
+        for (int64_t j = most; j < slots.extent[1]; ++j)
+            if (int64_t const slot = slots(token, j); has_row(slot, rows.extent[0]))
+                add(weight_of(j), rows.at(slot));
+        return sum;
+    }
+    KEEL_FN float weight_of(int64_t j) const {
+        if constexpr (Weighted) return weights(token, j);
+        else return 1.0f;
     }
 };
 
@@ -59,17 +98,16 @@ template <class D> struct dispatch_backward_row {
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t token) const {
         using F = typename G::value;
+        serving_rows<D, false> const serving(drows, slots, {}, token), next(drows, slots, {}, token + 1);
         g.each(dx.extent[1], [&](auto at) {
-            F sum(0.0f);
-            for (int64_t j = 0; j < slots.extent[1]; ++j)
-                if (int64_t const slot = slots(token, j); has_row(slot, drows.extent[0])) sum = sum + g.load(drows.at(slot), at);
-            g.store(dx.at(token), at, sum);
+            next.prefetch(g, at);
+            g.store(dx.at(token), at, serving.template sum<F>(g, at));
         });
     }
 };
 
 /// y = r + h with r = sum_j w_j O[slot_j], an fma chain from +0 in the order of j, and h the shared experts' row. With `terms`, the
-/// token's <r, y>, <y, y>, <r, r>, <h, h> before y is rounded, from the same pass.
+/// token's <r, y>, <y, y>, <r, r>, <h, h> before y is rounded, from the same pass. With `row_terms`, <w_j O[slot_j], y> at each slot.
 template <class O, class S, class Y> struct combine_row {
     view<O const, 2> expert_rows;
     view<int64_t const, 2> slots;
@@ -77,24 +115,24 @@ template <class O, class S, class Y> struct combine_row {
     view<S const, 2> shared;
     view<Y, 2> y;
     view<float, 2> terms;
+    view<float, 1> row_terms;
     view<bool const, 1> valid;
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t token) const {
         using F = typename G::value;
         Y* const out = y.at(token);
         int64_t const width = y.extent[1];
+        serving_rows<O, true> const serving(expert_rows, slots, weights, token), next(expert_rows, slots, weights, token + 1);
         auto const routed = [&](auto at) {
-            F sum(0.0f);
-            for (int64_t j = 0; j < slots.extent[1]; ++j)
-                if (int64_t const slot = slots(token, j); has_row(slot, expert_rows.extent[0]))
-                    sum = fma(F(weights(token, j)), g.load(expert_rows.at(slot), at), sum);
-            return sum;
+            next.prefetch(g, at);
+            return serving.template sum<F>(g, at);
         };
         auto const shared_part = [&](auto at) { return shared.absent() ? F(0.0f) : g.load(shared.at(token), at); };
-        if (terms.absent())
-            return g.each(width, [&](auto at) { g.store(out, at, shared.absent() ? routed(at) : F(routed(at) + shared_part(at))); });
+        auto const whole = [&](F const& r, F const& h) { return shared.absent() ? r : F(r + h); };
+        if (!row_terms.absent()) measure_rows(g, token, [&](auto at) { return whole(routed(at), shared_part(at)); }); // y may be h: before it
+        if (terms.absent()) return g.each(width, [&](auto at) { g.store(out, at, whole(routed(at), shared_part(at))); });
         row_sums<4> total = g.template sums<4>(width, [&](F(&acc)[4], auto at) {
-            F const r = g.inside(at, routed(at)), h = shared_part(at), sum = shared.absent() ? r : F(r + h);
+            F const r = g.inside(at, routed(at)), h = shared_part(at), sum = whole(r, h);
             g.store(out, at, sum);
             acc[0] = fma(r, sum, acc[0]);
             acc[1] = fma(sum, sum, acc[1]);
@@ -105,9 +143,28 @@ template <class O, class S, class Y> struct combine_row {
         if (g.leader())
             for (int64_t q = 0; q < 4; ++q) terms(token, q) = total.value[q];
     }
+
+    /// <w_j O[slot_j], y> of eight choices at a time; the rows come from the caches.
+    template <class G, class Sum> KEEL_FN void measure_rows(G const& g, int64_t token, Sum const& output) const {
+        using F = typename G::value;
+        constexpr int64_t some = 8;
+        for (int64_t first = 0; first < slots.extent[1]; first += some) {
+            int64_t const n = slots.extent[1] - first < some ? slots.extent[1] - first : some;
+            row_sums<some> const total = g.template sums<some>(y.extent[1], [&](F(&acc)[some], auto at) {
+                F const sum = g.inside(at, output(at));
+                for (int64_t j = 0; j < n; ++j) {
+                    int64_t const slot = slots(token, first + j);
+                    if (!has_row(slot, expert_rows.extent[0])) continue;
+                    acc[j] = fma(g.inside(at, F(weights(token, first + j)) * g.load(expert_rows.at(slot), at)), sum, acc[j]);
+                }
+            });
+            for (int64_t j = 0; g.leader() && j < n; ++j)
+                if (int64_t const slot = slots(token, first + j); has_row(slot, expert_rows.extent[0])) row_terms(slot) = total.value[j];
+        }
+    }
 };
 
-/// dO[slot_j] = w_j dy; dw_j = <dy, O[slot_j]> in THE reduction order, 0 where the slot was dropped.
+/// dO[slot_j] = w_j dy; dw_j = <dy, O[slot_j]> in THE reduction order, 0 where the slot was dropped. One walk for both.
 template <class D, class O> struct combine_backward_row {
     view<D const, 2> dy;
     view<O const, 2> expert_rows;
@@ -122,14 +179,45 @@ template <class D, class O> struct combine_backward_row {
         int64_t const width = dy.extent[1];
         for (int64_t j = 0; j < slots.extent[1]; ++j) {
             int64_t const slot = slots(token, j);
-            bool const served = has_row(slot, expert_rows.extent[0]);
+            bool const served = has_row(slot, expert_rows.extent[0]), moves = served && !dexpert_rows.absent();
+            O const* const row = served ? expert_rows.at(slot) : nullptr;
+            O const* const next = row_after(token, j);
+            D* const out = moves ? dexpert_rows.at(slot) : nullptr;
+            float const w = weights(token, j);
             float dw = 0.0f;
             if (served && !dweights.absent())
-                dw = g.sum(width, [&](F const& acc, auto at) { return fma(g.load(in, at), g.load(expert_rows.at(slot), at), acc); });
-            if (served && !dexpert_rows.absent())
-                g.each(width, [&](auto at) { g.store(dexpert_rows.at(slot), at, g.load(in, at) * F(weights(token, j))); });
+                dw = g.sum(width, [&](F const& acc, auto at) {
+                    F const v = g.load(in, at);
+                    if (next != nullptr) g.prefetch(next, at);
+                    if (moves) g.store(out, at, v * F(w));
+                    return fma(v, g.load(row, at), acc);
+                });
+            else if (moves) g.each(width, [&](auto at) { g.store(out, at, g.load(in, at) * F(w)); });
             if (!dweights.absent() && g.leader()) dweights(token, j) = dw;
         }
+    }
+    /// The row that is read after choice j's, if it is known to be one.
+    KEEL_FN O const* row_after(int64_t token, int64_t j) const {
+        bool const same = j + 1 < slots.extent[1];
+        if (!same && token + 1 >= slots.extent[0]) return nullptr;
+        int64_t const slot = same ? slots(token, j + 1) : slots(token + 1, 0);
+        return has_row(slot, expert_rows.extent[0]) ? expert_rows.at(slot) : nullptr;
+    }
+};
+
+/// Each expert's share: the sum of its rows' terms, in THE reduction order, over <y, y>.
+struct expert_share_row {
+    view<float const, 1> row_terms;
+    view<int64_t const, 1> offsets;
+    float output;
+    view<float, 1> shares;
+
+    template <class G> KEEL_FN void operator()(G const& g, int64_t expert) const {
+        using F = typename G::value;
+        int64_t const first = offsets(expert);
+        strided<float const> const own{row_terms.data + first * row_terms.stride[0], row_terms.stride[0]};
+        float const sum = g.sum(offsets(expert + 1) - first, [&](F const& acc, auto at) { return acc + g.load(own, at); });
+        if (g.leader()) shares(expert) = output == 0.0f ? 0.0f : div(sum, output);
     }
 };
 

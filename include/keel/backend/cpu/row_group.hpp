@@ -2,6 +2,7 @@
 #pragma once
 
 #include <keel/backend/concepts.hpp>
+#include <keel/backend/cpu/copy_bytes.hpp>
 #include <keel/backend/cpu/pack.hpp>
 #include <keel/backend/cpu/pack_multiply.hpp>
 #include <keel/backend/row_memory.hpp>
@@ -68,6 +69,11 @@ template <class Arch> struct cpu_row_group {
         uint32_t line[std::size_t{width}];
         store_words(&line[0], u);
         for (int64_t k = 0; k < count_of(at); ++k) store_bits(p.element(at.i + k), line[k]);
+    }
+    template <class T> KEEL_FN void prefetch(T const* p, at_full at) const { __builtin_prefetch(p + at.i); }
+    template <class T> KEEL_FN void prefetch(T const*, at_tail) const {}
+    template <class T> KEEL_FN void copy(T* to, T const* from, int64_t n) const {
+        copy_bytes(to, from, n * static_cast<int64_t>(sizeof(T)), streams);
     }
     KEEL_FN void sync() const {}
 
