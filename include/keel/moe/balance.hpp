@@ -145,7 +145,7 @@ KEEL_HOST void check_same_thresholds(validation& check, balance_state const& sta
     check.require(thresholds.per_token() == demand.per_token(), status_code::bad_state, "thresholds", "experts a token",
                   thresholds.per_token(), "the k of the demand");
     if (!check.ok()) return;
-    check.require(thresholds.range() == threshold_range_of(state.bias, state.thresholds.extent[1]), status_code::bad_state, "thresholds",
+    check.require(thresholds.range().same(threshold_range_of(state.bias, state.thresholds.extent[1])), status_code::bad_state, "thresholds",
                   "thresholds that were counted with state.bias");
 }
 

@@ -15,7 +15,7 @@ namespace keel {
 struct threshold_range {
     float low = 0.0f, width = 0.0f; ///< where bin 0 begins, and how wide each is
 
-    bool operator==(threshold_range const&) const = default;
+    KEEL_FN bool same(threshold_range const& o) const { return low == o.low && width == o.width; }
 };
 
 /// [experts, bins] counts over the caller's memory, of one forward pass. A copy is another view of the same memory.
