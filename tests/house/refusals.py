@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """What must not compile: flags that delete NaN tests or change rounding, a language before C++20, blocks whose scales do not fit
-their consumer, and numbers that are not encoded; with a word that helps. Where a compiler has no macro for its flag, the probe must tell."""
+their consumer, numbers that are not encoded, and Newton-Schulz coefficients that are unsafe in their storage type and not named so; with a
+word that helps. Where a compiler has no macro for its flag, the probe must tell."""
 import pathlib
 import sys
 import tempfile
@@ -54,6 +55,23 @@ TYPES_REFUSED = [
      "status f(view<float, 2> x, row_blocks<e4m3 const> q) { return quantize<overflow::saturate>(reference{}, x, q); }"),
 ]
 
+# As above: every set here compiles by unsafe_coefficients, and those that follow do not by coefficients.
+SETS = """#include <keel/optim/newton_schulz.hpp>
+#include <keel/format/f16.hpp>
+using namespace keel;
+newton_schulz_options<float> const safe{.coefficients = coefficients<polar_express>()};
+newton_schulz_options<bf16> const named{.coefficients = unsafe_coefficients<cubic_relaxed, bf16>()};
+newton_schulz_coefficients<float> const more[] = {unsafe_coefficients<cans>(), unsafe_coefficients<polar_express_raw>(),
+                                                  unsafe_coefficients<turbo_aol_early>(), coefficients<cubic_relaxed>()};
+newton_schulz_step const own[] = {{3.0f, 0.0f, 0.0f}};
+"""
+SETS_REFUSED = [(f"{name} in {kind}", f"auto const c = coefficients<{name}, {kind}>();", "certified_set")
+                for name, kinds in [("cans", ("float", "f16", "bf16")), ("polar_express_raw", ("float", "f16", "bf16")),
+                                    ("turbo_aol_early", ("float", "f16", "bf16")), ("cubic_relaxed", ("bf16",))] for kind in kinds] + [
+    ("steps of one's own that nothing has certified", "newton_schulz_coefficients<float> const c{own, 1, \"own\", \"\", {}};"),
+    ("coefficients of another type's certificate", "newton_schulz_options<bf16> const o{.coefficients = coefficients<cubic_relaxed>()};"),
+]
+
 
 def probe(compiler, flags, options):
     with tempfile.TemporaryDirectory() as folder:
@@ -80,14 +98,15 @@ def main():
                      if probe("clang++", f, options) == "ok\n"]
     for compiler in known:
         command = [compiler, "-std=c++20", "-fsyntax-only", *house.include_flags(options.xsimd), "-x", "c++", "-"]
-        code, output = house.run(command, TYPES)
-        if code != 0:
-            failures.append(f"{compiler} refuses blocks that fit\n{house.errors(output)}")
-        for what, text, *words in TYPES_REFUSED:
-            code, output = house.run(command, TYPES + text)
-            if code == 0:
-                failures.append(f"{compiler} takes {what}")
-            failures += [f"{compiler} refuses {what} without a word of {word}\n{house.errors(output)}" for word in words if word not in output]
+        for what, start, refused in (("blocks that fit", TYPES, TYPES_REFUSED), ("certified sets", SETS, SETS_REFUSED)):
+            code, output = house.run(command, start)
+            if code != 0:
+                failures.append(f"{compiler} refuses {what}\n{house.errors(output)}")
+            for wrong, text, *words in refused:
+                code, output = house.run(command, start + text)
+                if code == 0:
+                    failures.append(f"{compiler} takes {wrong}")
+                failures += [f"{compiler} refuses {wrong} without a word of {word}\n{house.errors(output)}" for word in words if word not in output]
     return house.report("refusals", failures)
 
 
