@@ -2,7 +2,8 @@
 # Builds and runs the benchmarks, each several times, and prints the median and the spread:
 #   benchmarks/run.sh [NAME...] [--benchmark_...]     e.g. benchmarks/run.sh matmul --benchmark_filter=bf16
 # NAME: a file of benchmarks/ without .cpp; all of them where none is named. Results also go to build/benchmarks/results.
-# rows takes turns with a copy of the same bytes by as many threads and prints its own medians (support/in_turns.hpp says which).
+# rows takes turns with a copy of the same bytes by as many threads and prints its own medians (support/in_turns.hpp says which), and
+# newton_schulz_sweep its own table, once.
 # benchmarks/compare/run.sh runs PyTorch and JAX on the same work.
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -11,7 +12,7 @@ build=$root/build/benchmarks
 
 case " $* " in
 *" --help "* | *" -h "*) # nothing is installed or built for a question
-    sed -n '2,6s/^# \{0,1\}//p' "$0"
+    sed -n '2,7s/^# \{0,1\}//p' "$0"
     printf 'Names:'
     for source in "$root"/benchmarks/*.cpp; do printf ' %s' "$(basename "$source" .cpp)"; done
     printf '\n'
@@ -54,7 +55,7 @@ for name in "${names[@]}"; do
     printf '\n== %s\n' "$name"
     usual=(--benchmark_repetitions=5 --benchmark_min_time=0.1 --benchmark_enable_random_interleaving=true
         --benchmark_display_aggregates_only=true --benchmark_report_aggregates_only=true)
-    if [ "$name" = rows ]; then usual=(--benchmark_counters_tabular=true); fi
+    case $name in rows | newton_schulz_sweep) usual=(--benchmark_counters_tabular=true) ;; esac
     if "$build/benchmarks/$name" "${usual[@]}" \
         --benchmark_out="$build/results/$name.json" --benchmark_out_format=json "${options[@]}"; then
         passed=$((passed + 1))

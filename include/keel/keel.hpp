@@ -42,9 +42,9 @@
 #include <keel/norm/rms_norm.hpp>
 #include <keel/norm/rms_norm_quantize.hpp>
 #include <keel/optim/adamw.hpp>
+#include <keel/optim/coefficient_solver.hpp>
 #include <keel/optim/kahan.hpp>
 #include <keel/optim/muon.hpp>
-#include <keel/optim/coefficient_solver.hpp>
 #include <keel/optim/newton_schulz.hpp>
 #include <keel/quantize/delayed_scaling.hpp>
 #include <keel/quantize/nvfp4.hpp>

@@ -2,7 +2,8 @@
 //
 //     newton_schulz(be, u, o, {}, {}, ws)                                            fp32, Polar Express, 5 steps
 //     newton_schulz(be, u, o, {}, {.coefficients = coefficients<keller>()}, ws)      another certified set
-//     newton_schulz<bf16>(be, u, o, {}, {}, ws)                                      bf16 operands in the products
+//     newton_schulz<bf16>(be, u, o, {}, {}, ws)                                      bf16 operands in the products; or f16
+//     newton_schulz(be, u, o, {}, {.coefficients = coefficients<deepseek_v4>(), .wanted_error = 0.01f}, ws)    stops when it is there
 //
 // Plan and forms: newton_schulz_plan.hpp; sets and their certificate: coefficients.hpp; mathematics: newton_schulz_iteration.hpp,
 // newton_schulz_rows.hpp.
@@ -10,21 +11,30 @@
 
 #include <keel/core/validate.hpp>
 #include <keel/format/bf16.hpp>
+#include <keel/format/f16.hpp>
 #include <keel/format/float32.hpp>
 #include <keel/optim/newton_schulz_iteration.hpp>
 
 namespace keel {
 
-/// T is the format of the products' operands: float or bf16.
+/// T is the format of the products' operands: float, bf16 or f16.
 template <scalar_format T = float> struct newton_schulz_options {
     newton_schulz_coefficients<T> coefficients = keel::coefficients<polar_express, T>();
     newton_schulz_form form = newton_schulz_form::automatic; ///< forcing one that the plan would not take changes bits
+    /// 0: all steps are taken. Else a matrix takes no further step once ||X X^T - I|| / sqrt(short side), Frobenius, is below this: the
+    /// X X^T that the next step begins with, in T where the plan is plain or symmetric. Of use with sets that converge.
+    float wanted_error = 0.0f;
 };
 
+/// Of each matrix of a batch [batch]; all optional. A zero matrix has error 1 after 0 steps.
 struct newton_schulz_measures {
-    /// [batch], optional: ||O O^T - I|| / sqrt(short side), Frobenius, of each result before it is rounded to o's format. Small
-    /// only where the input has full rank. Costs one more product.
+    /// ||O O^T - I|| / sqrt(short side), Frobenius, of the result before it is rounded to o's format. Small only where the input has full
+    /// rank. Costs one more product, X X^T into fp32, but nothing for a matrix that wanted_error has stopped.
     view<float, 1> orthogonality_error = {};
+    /// The same of the last iterate whose X X^T the run made for itself: the one that entered the last step taken, or the result where
+    /// wanted_error has stopped it. Free but for a look at those n^2 numbers.
+    view<float, 1> entering_error = {};
+    view<int64_t, 1> steps = {}; ///< taken
 };
 
 } // namespace keel
@@ -64,7 +74,8 @@ template <class T, class U, class O, matmul_backend B> struct newton_schulz_task
     newton_schulz_coefficients<T> set;
     view<U const, 3> u;
     view<O, 3> o;
-    view<float, 1> error;
+    newton_schulz_measures measures;
+    float wanted_error;
     uint32_t* tops; ///< of u; of a result that is not finite, infinity_bits
     workspace scratch; ///< of all workers
     int64_t scratch_each;
@@ -74,18 +85,26 @@ template <class T, class U, class O, matmul_backend B> struct newton_schulz_task
         view<O, 2> const to = part(o, i);
         if (tops[i] == 0) {
             be.for_rows(plan.rows, plan.columns, zero_row<O>{to});
-            if (!error.absent()) error(i) = 1.0f;
+            note(i, {0, 1.0f});
+            if (!measures.orthogonality_error.absent()) measures.orthogonality_error(i) = 1.0f;
             return;
         }
         auto s = newton_schulz_carve<T>(be, plan, {scratch.data + worker * scratch_each, scratch_each});
         newton_schulz_iteration<T, B> iteration(be, plan, set, s);
         iteration.normalise(matrix_source<U>{from}, tops[i]);
-        if (!iteration.run()) {
+        if (!iteration.run(wanted_error, !measures.entering_error.absent())) {
             tops[i] = infinity_bits;
             return;
         }
         be.for_rows(plan.rows, plan.columns, copy_row<T, O>{s.x, to});
-        if (!error.absent()) iteration.measure_error(&error(i));
+        note(i, iteration.outcome());
+        if (measures.orthogonality_error.absent()) return;
+        if (iteration.outcome().stopped) measures.orthogonality_error(i) = iteration.outcome().error;
+        else iteration.measure_error(&measures.orthogonality_error(i));
+    }
+    void note(int64_t i, newton_schulz_outcome const& outcome) const {
+        if (!measures.entering_error.absent()) measures.entering_error(i) = outcome.error;
+        if (!measures.steps.absent()) measures.steps(i) = outcome.steps;
     }
 };
 
@@ -104,18 +123,17 @@ int64_t newton_schulz_workspace(B const& be, int64_t row_count, int64_t column_c
 ///
 /// Formula        X = U / ||U||: U times the power of two that brings its largest element to [2, 4), then times
 ///                1 / sqrt(sum of squares), rows in THE order in fp32, then in double. Then `steps` times
-///                X = a X + (b A + c A^2) X, A = X X^T on the short side, in the form that the plan names.
+///                X = a X + (b A + c A^2) X, A = X X^T on the short side, in the form that the plan names; fewer with wanted_error.
 /// Shapes         u, o [batch, rows, columns] or [rows, columns]; any strides, fast where rows or columns are adjacent.
-/// Formats        u, o any of float, bf16, f16; T, the operands of the products, float or bf16 (fp32 accumulators). One rounding to T
-///                a product, one to o.
-/// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (no coefficients; more than 64 steps of gram), unsupported
-///                (form gram in bf16),
-///                small_workspace; non_finite (u; got: the first matrix that has a NaN or Inf): found before anything is written.
+/// Formats        u, o any of float, bf16, f16; T, the operands of the products, float, bf16 or f16 (fp32 accumulators). One rounding to
+///                T a product, one to o; in gram the n x n matrices stay fp32 whatever T, and only X is rounded to T.
+/// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (no coefficients; more than 64 steps of gram; a wanted error
+///                that is negative or no number), small_workspace; non_finite (u; got: the first matrix that has a NaN or Inf): found before anything is written.
 ///                An unsafe set may overflow: non_finite (options.coefficients; got: the first such matrix), of which nothing is written.
 /// Scale          O(c U) = O(U) bit for bit for every power of two c that neither overflows nor rounds an element of U: no epsilon.
 ///                Norms beyond FLT_MAX and below FLT_MIN are fine. A zero matrix gives +0. Odd: O(-U) = -O(U), bit for bit but for
 ///                zeros, which are +0 either way where a product sums to 0.
-/// Order          matrices as a batch or one by one, on any number of threads: the same bits. A transposed view of the same memory
+/// Order          matrices as a batch or one by one, on any number of threads: the same bits, measures and steps. A transposed view of the same memory
 ///                gives the transposed result, bit for bit, whatever the strides (elements that share memory aside); a transposed
 ///                copy may differ in the norm's last bit.
 /// Aliasing       o may be u itself.
@@ -127,18 +145,23 @@ template <scalar_format T = float, matmul_backend B, class U, class O>
 status newton_schulz(B const& be, view<U, 3> u, view<O, 3> o, newton_schulz_measures measures = {},
                      std::type_identity_t<newton_schulz_options<T>> options = {}, workspace ws = {}) {
     static_assert(backend_traits<B>::space == memory_space::host, "the host looks at the largest element before it goes on");
-    static_assert(std::is_same_v<T, float> || std::is_same_v<T, bf16>, "operands are float or bf16");
+    static_assert(std::is_same_v<T, float> || std::is_same_v<T, bf16> || std::is_same_v<T, f16>, "operands are float, bf16 or f16");
     using U_format = std::remove_const_t<U>;
     int64_t const batch = u.extent[0];
     validation check("newton_schulz");
     check.present("u", u).shape("o", o, u.extent[0], u.extent[1], u.extent[2]).distinct("o", o).disjoint_or_same("o", o, u);
+    auto const measure = [&](char const* name, auto const& m) {
+        if (!m.absent()) check.shape(name, m, batch).distinct(name, m).disjoint(name, m, o).disjoint(name, m, u);
+    };
+    measure("measures.orthogonality_error", measures.orthogonality_error);
+    measure("measures.entering_error", measures.entering_error);
+    measure("measures.steps", measures.steps);
     if (!measures.orthogonality_error.absent())
-        check.shape("measures.orthogonality_error", measures.orthogonality_error, batch)
-            .disjoint("measures.orthogonality_error", measures.orthogonality_error, o)
-            .disjoint("measures.orthogonality_error", measures.orthogonality_error, u);
+        check.disjoint("measures.entering_error", measures.entering_error, measures.orthogonality_error)
+            .disjoint("measures.steps", measures.steps, measures.orthogonality_error);
+    check.disjoint("measures.steps", measures.steps, measures.entering_error);
     check.require(options.coefficients.count > 0, status_code::bad_option, "options.coefficients", "a set of at least one step");
-    check.require(std::is_same_v<T, float> || options.form != newton_schulz_form::gram, status_code::unsupported, "options.form",
-                  "plain or symmetric: Gram in bf16 leaves the certified range");
+    check.require(options.wanted_error >= 0.0f, status_code::bad_option, "options.wanted_error", "a number of 0 or more");
     check.require(plan_newton_schulz<T>(u.extent[1], u.extent[2], options.coefficients, options.form).valid(), status_code::bad_option,
                   "options.coefficients", "steps", options.coefficients.count, "at most 64 in form gram: it restarts no later");
     if (!check.ok() || u.empty()) return check.result;
@@ -163,7 +186,7 @@ status newton_schulz(B const& be, view<U, 3> u, view<O, 3> o, newton_schulz_meas
             check.require(tops[i] < infinity_bits, status_code::non_finite, "u", "matrix", i, "finite elements");
         if (!check.ok()) return;
         for_matrices(be, batch, spread, newton_schulz_task<T, U_format, O, inner_backend>{
-                                            inner, plan, options.coefficients, from, o, measures.orthogonality_error, tops, scratch, each});
+                                            inner, plan, options.coefficients, from, o, measures, options.wanted_error, tops, scratch, each});
         for (int64_t i = 0; i < batch; ++i)
             check.require(tops[i] < infinity_bits, status_code::non_finite, "options.coefficients", "matrix", i, "a set that keeps it finite");
     };

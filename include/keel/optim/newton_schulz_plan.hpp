@@ -6,6 +6,10 @@
 //   gram       R = X X^T once, then only n x n products: Z = c R^2 + b R; Q = Q Z + a Q; R = Z (R Z + a R) + a (R Z + a R);
 //              at last Q X. All symmetric.                                        (3 m + (4 steps - 3) n) n^2
 //
+// Plain and symmetric round A, its polynomial and X to T each step. Gram keeps its n x n matrices in fp32 whatever T, and rounds X alone,
+// at first, after a restart and at last: in bf16 and f16 its result is three to four times as close to the exact map (in half
+// precision R would get negative eigenvalues that the steps blow up: singular values up to 1.9 with a restart, 1e5 without).
+//
 // Gram squares the condition number once and multiplies R's rounding error by a^2 in each step but the last, so a run
 // whose slopes grow too far is restarted: X = Q X, R = X X^T. One restart costs 3 (m - n) n^2. Restarts are a word of bits, so Gram
 // takes up to 64 steps: a step that none could follow would let the error grow without bound.
@@ -74,9 +78,22 @@ struct newton_schulz_plan {
 /// of gram_slice, newton_schulz_iteration.hpp.)
 inline constexpr double gram_slope_limit = 512.0;
 
-/// Gram is taken where its flops are at most this share of symmetric's: its products are smaller and it has more of them. With 5
-/// steps that is a long side of 1.44 short ones (13 / 9). Measured: 0.97 to 1.1 times symmetric's time at 1.25, 0.75 to 1.0 at 1.5, 0.8 at 2.
-inline constexpr double largest_gram_share = 0.8;
+/// Gram is taken where its flops are at most this share of symmetric's: its products are smaller and it has more of them. Measured with 5
+/// steps on one thread of Zen 5, gram's time over symmetric's at long sides of
+///
+///            1           1.25   1.5          2            3      4 short ones
+///     fp32   1.05-1.16   0.99   0.82-0.89    0.72-0.85    0.55   0.47-0.53
+///     f16    0.87-1.04   0.85   0.74-0.82    0.64-0.68    0.58   0.44-0.49    symmetric decodes f16 more often
+///     bf16   1.11-1.16   1.01   0.87-0.96    0.72-0.81    0.58   0.48-0.55    without a hardware dot, which halves symmetric's time
+///
+/// The limits are long sides of 1.44, 1.19 and 3.2 short ones for 5 steps; bf16's is the one for hardware dots, since the plan, on which
+/// bits depend, must not differ between machines.
+template <scalar_format T>
+inline constexpr double largest_gram_share = format_traits<T>::mantissa_bits >= 16 ? 0.8 : format_traits<T>::mantissa_bits >= 10 ? 0.9 : 0.5;
+
+/// Up to this short side the plain form is taken: half a product is no less than a whole one (1.04 times its time at 32, 0.91 at 64,
+/// 0.75 at 512).
+inline constexpr int64_t largest_plain = 32;
 
 KEEL_HOST constexpr uint64_t gram_restarts(newton_schulz_step const* step, int count) {
     uint64_t restarts = 0;
@@ -92,22 +109,21 @@ KEEL_HOST constexpr uint64_t gram_restarts(newton_schulz_step const* step, int c
 
 /// The plan for one matrix whose products take operands of type T.
 ///
-/// bf16 always takes the symmetric form: Gram in half precision leaves the certified range (singular values up to 1.9 with
-/// Polar Express, up to 1e5 without restart). fp32 takes Gram where it saves enough, up to most_gram_steps. Forcing Gram on more
-/// steps gives a plan that is not valid().
+/// Gram where it saves enough (largest_gram_share), up to most_gram_steps; else symmetric, or plain where the short side is small.
+/// Forcing Gram on more steps gives a plan that is not valid().
 template <scalar_format T>
 KEEL_HOST constexpr newton_schulz_plan plan_newton_schulz(int64_t row_count, int64_t column_count, newton_schulz_coefficients<T> const& set,
                                                         newton_schulz_form form = newton_schulz_form::automatic) {
     newton_schulz_plan plan{row_count, column_count, form, set.count, 0, set.name};
     int64_t const n = plan.short_side();
     if (form == newton_schulz_form::automatic) {
-        plan.form = n <= 64 ? newton_schulz_form::plain : newton_schulz_form::symmetric;
-        if (format_traits<T>::mantissa_bits >= 16 && set.count <= most_gram_steps) {
+        plan.form = n <= largest_plain ? newton_schulz_form::plain : newton_schulz_form::symmetric;
+        if (set.count <= most_gram_steps) {
             newton_schulz_plan symmetric = plan, gram = plan;
             symmetric.form = newton_schulz_form::symmetric;
             gram.form = newton_schulz_form::gram;
             gram.restarts = gram_restarts(set.step, set.count);
-            if (gram.flops() <= largest_gram_share * symmetric.flops()) plan = gram;
+            if (gram.flops() <= largest_gram_share<T> * symmetric.flops()) plan = gram;
         }
     } else if (form == newton_schulz_form::gram) {
         plan.restarts = gram_restarts(set.step, set.count);
