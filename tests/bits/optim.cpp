@@ -41,13 +41,13 @@ void adamw(data_kind kind) {
     });
 }
 
-void orthogonal(int64_t rows, int64_t columns, keel::newton_schulz_form form) {
-    same_bits(std::string("newton_schulz ") + name_of(form) + " " + std::to_string(rows) + "x" + std::to_string(columns),
+template <class T> void orthogonal(char const* type, int64_t rows, int64_t columns, keel::newton_schulz_form form) {
+    same_bits(std::string("newton_schulz ") + type + name_of(form) + " " + std::to_string(rows) + "x" + std::to_string(columns),
               [&](auto const& be, digest& d) {
                   guarded_matrix<float> u(rows, columns, 1, floats(data_kind::normal, rows * columns, 5)), o(rows, columns);
-                  scratch ws(keel::newton_schulz_workspace(be, rows, columns, 1, {.form = form}));
+                  scratch ws(keel::newton_schulz_workspace<T>(be, rows, columns, 1, {.form = form}));
                   float error = 0;
-                  keel::newton_schulz(be, u.view(), o.view(), {.orthogonality_error = keel::vec(&error, 1)}, {.form = form}, ws.get()).or_throw();
+                  keel::newton_schulz<T>(be, u.view(), o.view(), {.orthogonality_error = keel::vec(&error, 1)}, {.form = form}, ws.get()).or_throw();
                   d.add(o), d.add(&error, sizeof(error));
               });
 }
@@ -71,8 +71,10 @@ void muon() {
 int main() {
     for (data_kind kind : all_kinds) gates(kind), adamw(kind);
     for (auto [r, c] : {std::pair<int64_t, int64_t>{1, 1}, {7, 13}, {33, 20}, {24, 70}}) {
-        orthogonal(r, c, keel::newton_schulz_form::symmetric);
-        orthogonal(r, c, keel::newton_schulz_form::gram);
+        orthogonal<float>("", r, c, keel::newton_schulz_form::symmetric);
+        orthogonal<float>("", r, c, keel::newton_schulz_form::gram);
+        orthogonal<keel::bf16>("bf16 ", r, c, keel::newton_schulz_form::symmetric);
+        orthogonal<keel::bf16>("bf16 ", r, c, keel::newton_schulz_form::gram);
     }
     muon();
     return disagreements != 0;

@@ -84,10 +84,10 @@ inline constexpr double gram_slope_limit = 512.0;
 ///            1           1.25   1.5          2            3      4 short ones
 ///     fp32   1.05-1.16   0.99   0.82-0.89    0.72-0.85    0.55   0.47-0.53
 ///     f16    0.87-1.04   0.85   0.74-0.82    0.64-0.68    0.58   0.44-0.49    symmetric decodes f16 more often
-///     bf16   1.11-1.16   1.01   0.87-0.96    0.72-0.81    0.58   0.48-0.55    without a hardware dot, which halves symmetric's time
+///     bf16   1.64-2.15    1.52   1.40-1.65    1.18-1.34    1.06   0.81-0.90    products by the hardware's dot of pairs
 ///
-/// The limits are long sides of 1.44, 1.19 and 3.2 short ones for 5 steps; bf16's is the one for hardware dots, since the plan, on which
-/// bits depend, must not differ between machines.
+/// The limits are long sides of 1.44, 1.19 and 3.2 short ones for 5 steps. bf16's is the one for hardware dots everywhere, since the plan,
+/// on which bits depend, must not differ between machines.
 template <scalar_format T>
 inline constexpr double largest_gram_share = format_traits<T>::mantissa_bits >= 16 ? 0.8 : format_traits<T>::mantissa_bits >= 10 ? 0.9 : 0.5;
 
