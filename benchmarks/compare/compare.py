@@ -225,15 +225,12 @@ def compare(options, threads, rows, columns):
 
 
 def run_child(options):
-    """One number of threads, on as many processors; libraries are loaded after that is settled."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:options.child])
     for rows, columns in options.extents:
         compare(options, options.child, rows, columns)
 
 
-def main():
-    options = arguments()
+def launch(options, program, run_child):
+    """run_child for each number of threads, in a process of its own on as many processors; libraries are loaded after that is settled."""
     lacking = missing()
     if options.can_run:
         for name in lacking:
@@ -243,7 +240,10 @@ def main():
             return NOTHING_TO_COMPARE
         return 0
     if options.child:
-        return run_child(options)
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:options.child])
+        run_child(options)
+        return 0
     for threads in options.counts:
         if threads > len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())):
             print(f"{threads} threads: there are fewer processors, left out")
@@ -251,11 +251,11 @@ def main():
         # Freed memory stays in the process: otherwise a peer would wait for new pages at each call.
         environment = dict(os.environ, OMP_NUM_THREADS=str(threads), JAX_PLATFORMS="cpu", MALLOC_MMAP_MAX_="0",
                            MALLOC_TRIM_THRESHOLD_=str(1 << 40), MALLOC_TOP_PAD_=str(1 << 28), MALLOC_ARENA_MAX="1")
-        code = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--child", str(threads)], env=environment).returncode
+        code = subprocess.run([sys.executable, program, *sys.argv[1:], "--child", str(threads)], env=environment).returncode
         if code:
             return code
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(launch(arguments(), __file__, run_child))
