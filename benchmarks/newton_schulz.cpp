@@ -60,6 +60,7 @@ void fp32_plan(benchmark::State& state) { orthogonalise<float>(state, newton_sch
 void fp32_plain(benchmark::State& state) { orthogonalise<float>(state, newton_schulz_form::plain); }
 void fp32_symmetric(benchmark::State& state) { orthogonalise<float>(state, newton_schulz_form::symmetric); }
 void fp32_gram(benchmark::State& state) { orthogonalise<float>(state, newton_schulz_form::gram); }
+void bf16_plan(benchmark::State& state) { orthogonalise<bf16>(state, newton_schulz_form::automatic); }
 void bf16_symmetric(benchmark::State& state) { orthogonalise<bf16>(state, newton_schulz_form::symmetric); }
 
 /// In a loop of its own: gcc 12 warns of its own AVX-512 intrinsics inside Eigen's reduction.
@@ -103,6 +104,7 @@ BENCHMARK(fp32_plan)->Apply(shapes)->Unit(benchmark::kMillisecond);
 BENCHMARK(fp32_plain)->Apply(shapes)->Unit(benchmark::kMillisecond);
 BENCHMARK(fp32_symmetric)->Apply(shapes)->Unit(benchmark::kMillisecond);
 BENCHMARK(fp32_gram)->Apply(shapes)->Unit(benchmark::kMillisecond);
+BENCHMARK(bf16_plan)->Apply(shapes)->Unit(benchmark::kMillisecond);
 BENCHMARK(bf16_symmetric)->Apply(shapes)->Unit(benchmark::kMillisecond);
 BENCHMARK(eigen_plain)->Apply(shapes)->Unit(benchmark::kMillisecond);
 
