@@ -156,6 +156,18 @@ TEST_CASE("router_init: a direction of any size can be left, one that is no dire
         keel::router_init(keel::cpu{}, w.view(), {.seed = 1}, {}, keel::vec<float const>(scaled.data(), width)).or_throw();
         CHECK(w.contents() == wanted.contents());
     }
+    // A row that lies along the direction but for a ten-thousandth: what is left of it is all cancellation, and still at a right angle.
+    std::vector<float> along(static_cast<std::size_t>(width));
+    keel::router_init(keel::cpu{}, wanted.view(), {.seed = 1}).or_throw();
+    for (int64_t j = 0; j < width; ++j) along[static_cast<std::size_t>(j)] = wanted.get(0, j) + 1e-4f * wanted.get(1, j);
+    keel::router_init(keel::cpu{}, w.view(), {.seed = 1}, {}, keel::vec<float const>(along.data(), width)).or_throw();
+    double part = 0, length = 0;
+    for (int64_t j = 0; j < width; ++j) {
+        double const a = static_cast<double>(along[static_cast<std::size_t>(j)]);
+        part += w.at(0, j) * a, length += a * a;
+    }
+    CHECK(std::abs(part) / std::sqrt(length) < 20 * 0x1p-23);
+
     std::vector<float> zero(static_cast<std::size_t>(width));
     keel::router_init(keel::cpu{}, wanted.view(), {.seed = 1}).or_throw();
     keel::router_init(keel::cpu{}, w.view(), {.seed = 1}, {}, keel::vec<float const>(zero.data(), width)).or_throw();

@@ -160,6 +160,37 @@ TEST_CASE("the bias becomes each expert's quantile, centred, and so does the mea
     CHECK(keel::max_over_mean(r.demand) < 1.08); // a bin is 0.01 of score or 0.04 of logit: 2 to 4% of an expert's tokens, twice
 }
 
+TEST_CASE("a quantile lies where its bin says, to the rounding: few tokens, a share that is met exactly, empty bins after it") {
+    int64_t const tokens = 4, experts = 4, k = 1; // the first of an expert's four thresholds is its share
+    auto logits = skewed(tokens, experts, 12);
+    for (int64_t t = 0; t < tokens; ++t) logits.set(t, 3, logits.get(t, 3) + 5.0f); // all choose the last
+    for (float deadband : {0.0f, 1.0f, 10.0f}) { // of 1: an expert that nobody or that two tokens chose is within
+        INFO("deadband " << deadband);
+        quantile_layer l(experts);
+        l.bias = {0.01f, 0.0f, -0.02f, 0.01f};
+        auto const before = l.bias;
+        histogram h(experts);
+        routed<> r(tokens, experts, k);
+        r.run(keel::cpu{}, logits.view(), {.bias = l.state().bias}).or_throw();
+        REQUIRE(r.counts == list{0, 0, 0, 4});
+        h.run(keel::cpu{}, logits.view(), l.bias, k).or_throw();
+        keel::commit(keel::cpu{}, l.state(), r.demand, h.counts, {}).or_throw();
+        l.update_by_quantile(keel::open_gate(), {.rule = keel::balance_rule::quantile, .rate = 0.5f, .deadband = deadband}).or_throw();
+        double way[4], mean = 0;
+        for (std::size_t e = 0; e < 4; ++e) {
+            std::size_t bin = 0, count = 0;
+            while ((count += static_cast<std::size_t>(h.memory[e * bins + bin])) == 0) ++bin;
+            double const in_bin = 1.0 / static_cast<double>(count); // one token's worth of those in it
+            way[e] = static_cast<double>(h.counts.range().low) + static_cast<double>(h.counts.range().width) * (static_cast<double>(bin) + in_bin) - static_cast<double>(before[e]);
+            if (deadband >= (e == 3 ? 3.0f : 1.0f)) way[e] = 0; // 4 tokens are 3 means from the mean, 0 are 1
+            mean += way[e] / 4;
+        }
+        for (std::size_t e = 0; e < 4; ++e) // roundings of numbers below 2: of the quantile, the way, its mean and the sum
+            CHECK(static_cast<double>(l.bias[e]) == Approx(static_cast<double>(before[e]) + 0.5 * (way[e] - mean)).epsilon(0).margin(4 * 0x1p-24));
+        CHECK((l.ledger[7] == 1) == (deadband > 3.0f)); // all within: still
+    }
+}
+
 TEST_CASE("thresholds of micro-batches and ranks add as integers: two halves move the bias as the whole") {
     int64_t const tokens = 200, experts = 8, k = 3;
     auto logits = skewed(tokens, experts, 7);
@@ -246,6 +277,11 @@ TEST_CASE("thresholds that do not belong to the demand, the bias or the state ar
     histogram wide(experts);
     wide.run(be, logits.view(), l.bias, k + 1).or_throw();
     CHECK(std::string(keel::commit(be, l.state(), r.demand, wide.counts, {}).property) == "experts a token");
+    guarded_matrix<float> fewer(tokens - 1, experts);
+    for (int64_t t = 0; t + 1 < tokens; ++t)
+        for (int64_t e = 0; e < experts; ++e) fewer.set(t, e, logits.get(t, e));
+    wide.run(be, fewer.view(), l.bias, k).or_throw();
+    CHECK(std::string(keel::commit(be, l.state(), r.demand, wide.counts, {}).property) == "tokens");
     wide.run(be, logits.view(), std::vector<float>{0, 0, 0, 0, 0, 1}, k).or_throw();
     auto const s = keel::commit(be, l.state(), r.demand, wide.counts, {});
     CHECK(s.message() == "commit: thresholds, wanted thresholds that were counted with state.bias (bad_state)");

@@ -50,6 +50,10 @@ def check_bits(folder, text):
             expect(done.returncode == 0, f"{precision}: {done.stderr}")
             saved[threads] = path.read_bytes(), losses(log), done.stdout.split("held out")[-1]
         expect(saved[1] == saved[2], f"{precision}: one thread and two differ")
+        lines = [r for r in map(json.loads, log.read_text().splitlines()) if r["record"] == "balance"]
+        expect([r["layer"] for r in lines] == [0, 1] and all(r["step"] == 8 and r["demand_max_over_mean"] >= 1 for r in lines),
+               f"{precision}: the log has no balance line for each layer")
+        expect(saved[1][2].count("experts of layer") == 2, f"{precision}: no balance line for each layer is printed")
         expect(len(saved[1][1]) == 8 and saved[1][1][-1][1] < saved[1][1][0][1], f"{precision}: the loss does not fall")
         # Three steps, then on: the schedule depends on --steps, so the first part is stopped, not shortened.
         path, log = folder / f"{precision}.part.safetensors", folder / f"{precision}.part.jsonl"
