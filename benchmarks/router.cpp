@@ -101,6 +101,36 @@ template <class L> void forward_and_backward(benchmark::State& state, score_func
     });
 }
 
+/// DeepSeek-V3's limit: four of eight groups.
+void route_groups(benchmark::State& state) {
+    batch<float> b(state, score_function::sigmoid);
+    b.options.groups = 8, b.options.top_groups = 4;
+    measure(state, b.tokens, b.logit_bytes() + b.tokens * b.k * 8, [&] { b.route_all(); });
+}
+/// What capacity alone takes in each order. Floor: the ids read, the slots written.
+void place_by(benchmark::State& state, drop_order order) {
+    batch<float> b(state, score_function::sigmoid);
+    std::vector<std::byte> queues(batch<float>::size(apply_capacity_workspace(b.tokens, b.experts, b.k, order)));
+    workspace const ws{queues.data(), static_cast<int64_t>(queues.size())};
+    b.route_all();
+    measure(state, b.tokens, b.tokens * b.k * 12, [&] {
+        apply_capacity(cpu<>{}, b.id(), b.w(), b.demand, b.where(), b.served, {}, {capacity_limit::factor(1, 1), order}, ws).or_throw();
+    });
+}
+/// With two next choices a token.
+void reroute(benchmark::State& state) {
+    batch<float> b(state, score_function::sigmoid);
+    b.options.spare = 2;
+    std::vector<int32_t> choices(batch<float>::size(b.tokens * (b.k + 2)));
+    std::vector<std::byte> queues(batch<float>::size(reroute_overflow_workspace(b.tokens, b.experts, b.k, 2)));
+    workspace const ws{queues.data(), static_cast<int64_t>(queues.size())};
+    auto const all = rows(choices.data(), b.tokens, b.k + 2);
+    route(cpu<>{}, b.z(), {.bias = vec(b.bias.data(), b.experts)}, all, b.w(), b.demand, {}, b.options, b.ws()).or_throw();
+    measure(state, b.tokens, b.tokens * (b.k * 12 + (b.k + 2) * 4), [&] {
+        reroute_overflow(cpu<>{}, all, b.w(), b.demand, b.id(), b.where(), b.served, {}, {capacity_limit::factor(1, 1)}, ws).or_throw();
+    });
+}
+
 /// Rows of bf16 of the given width on their way to the experts and back. Floor: each row that is read, each that is written.
 struct moved_rows : batch<float> {
     int64_t width;
@@ -153,13 +183,19 @@ void route_bf16(benchmark::State& state, score_function f) { route_only<bf16>(st
 void route_place_fp32(benchmark::State& state, score_function f) { route_and_place<float>(state, f); }
 void forward_backward_fp32(benchmark::State& state, score_function f) { forward_and_backward<float>(state, f); }
 
-#define KEEL_ROUTER_CASES ->Args({8192, 64, 8})->Args({8192, 256, 8})->Unit(benchmark::kMillisecond)
+#define KEEL_ROUTER_CASES ->Args({8192, 64, 8})->Args({8192, 256, 8})->Args({8192, 512, 10})->Args({8192, 896, 16})->Unit(benchmark::kMillisecond)
 BENCHMARK_CAPTURE(route_fp32, softmax, score_function::softmax) KEEL_ROUTER_CASES;
 BENCHMARK_CAPTURE(route_fp32, sigmoid, score_function::sigmoid) KEEL_ROUTER_CASES;
 BENCHMARK_CAPTURE(route_fp32, sqrt_softplus, score_function::sqrt_softplus) KEEL_ROUTER_CASES;
 BENCHMARK_CAPTURE(route_bf16, sigmoid, score_function::sigmoid) KEEL_ROUTER_CASES;
 BENCHMARK_CAPTURE(route_place_fp32, sigmoid, score_function::sigmoid) KEEL_ROUTER_CASES;
 BENCHMARK_CAPTURE(forward_backward_fp32, sigmoid, score_function::sigmoid) KEEL_ROUTER_CASES;
+BENCHMARK(route_groups)->Args({8192, 256, 8})->Unit(benchmark::kMillisecond);
+#define KEEL_PLACE_CASES ->Args({8192, 64, 8})->Args({8192, 256, 8})->Unit(benchmark::kMillisecond)
+BENCHMARK_CAPTURE(place_by, position, drop_order::position) KEEL_PLACE_CASES;
+BENCHMARK_CAPTURE(place_by, weight, drop_order::weight) KEEL_PLACE_CASES;
+BENCHMARK_CAPTURE(place_by, batch_prioritised, drop_order::batch_prioritised) KEEL_PLACE_CASES;
+BENCHMARK(reroute) KEEL_PLACE_CASES;
 #define KEEL_MOVED_CASES ->Args({2048, 64, 8, 1024})->Args({8192, 64, 8, 2048})->Unit(benchmark::kMillisecond)
 BENCHMARK(dispatch_rows) KEEL_MOVED_CASES;
 BENCHMARK(dispatch_gradient) KEEL_MOVED_CASES;

@@ -10,6 +10,8 @@
 //                         end term must add +0: loads give +0 there, what is computed from them (exp(0) = 1) needs g.inside
 //     g.sums<N>(n, term)  N such sums in one pass: term(acc, at) updates the array acc of N; a row_sums<N>
 //     g.each(n, body)     body(at) over the row: whole packs, then one tail
+//     g.holds(n)          each and sum visit a row of n elements in one step, all of them at the same lanes: what one body has computed
+//                         of the row need not pass through memory
 //     g.blocks<B>(n, body) body(b) over blocks of B elements. b.each(body): body(at) over the block; b.max_bits(u), b.total(u): the
 //                         block's largest word and the sum of its words, in each lane that owns it; b.put(p, x), b.get(p): one
 //                         value a block, element number `block` of the row p; b.put_word(p, u): a word; b.spread(x): a value beside the

@@ -40,6 +40,8 @@ struct reference_group {
         for (int64_t i = 0; i < n; ++i) body(at_element{i});
     }
 
+    KEEL_FN static constexpr bool holds(int64_t n) { return n <= 1; }
+
     template <class Term> KEEL_FN float sum(int64_t n, Term term) const {
         float total = 0.0f;
         for (int64_t begin = 0; begin < n; begin += reduction_segment) {

@@ -87,6 +87,8 @@ template <class Warp> struct warp_group {
         for (int64_t i = 0; i < n; i += span) body(at_step{i, n, false});
     }
 
+    KEEL_FN static constexpr bool holds(int64_t n) { return n <= reduction_lanes; } // one step of a team, in both walks
+
     template <class Term> KEEL_FN float sum(int64_t n, Term term) const {
         float total = 0.0f;
         for (int64_t begin = 0; begin < n; begin += segments_at_once * reduction_segment) {

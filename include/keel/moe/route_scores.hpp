@@ -103,8 +103,8 @@ template <class F> KEEL_FN F log_score_slope(score_function s, F const& z) {
 
 /// What a row's logits say as a whole.
 struct row_of_logits {
-    row_softmax softmax; ///< its sum only where it was asked for
-    float top = 0.0f;    ///< the largest logit
+    row_softmax softmax; ///< only where it was asked for
+    float top = 0.0f;    ///< the largest logit; 0 where all are finite and no softmax was asked for
     bool has_nan = false;
 
     /// No NaN, no +Inf, not all of them -Inf.
@@ -112,7 +112,7 @@ struct row_of_logits {
     KEEL_FN float log_sum() const { return sound() ? add(softmax.shift, log(softmax.sum)) : has_nan ? as_float(nan_bits) : top; }
 };
 
-template <class G, class L> KEEL_FN row_of_logits read_logits(G const& g, L const* z, int64_t experts, bool with_sum) {
+template <class G, class L> KEEL_FN row_of_logits read_logits(G const& g, L const* z, int64_t experts, bool with_softmax) {
     using F = typename G::value;
     using U = typename G::words;
     U highest(0u), largest(0u);
@@ -122,10 +122,12 @@ template <class G, class L> KEEL_FN row_of_logits read_logits(G const& g, L cons
         largest = umax(largest, magnitude(v));
     });
     row_of_logits row;
+    bool const all_finite = !g.any(gt(largest, U(infinity_bits - 1)));
+    if (all_finite && !with_softmax) return row;
     row.top = from_ordered_word(g.max_bits(highest));
-    row.has_nan = g.max_bits(largest) > infinity_bits;
+    row.has_nan = !all_finite && g.max_bits(largest) > infinity_bits;
     row.softmax.shift = finite_logit(row.top);
-    if (with_sum)
+    if (with_softmax)
         row.softmax.sum = g.sum(experts, [&](F const& acc, auto at) {
             return acc + g.inside(at, exp(finite_logit(g.load(z, at)) - F(row.softmax.shift)));
         });
@@ -141,6 +143,15 @@ KEEL_FN void weights_of(G const& g, P chosen, int64_t k, row_of_logits const& ro
     using F = typename G::value;
     using U = typename G::words;
     if (!row.sound()) return g.each(k, [&](auto at) { g.store(w, at, F(as_float(nan_bits))); });
+    if (shares_sum(options, k) && g.holds(k))
+        return g.each(k, [&](auto at) {
+            F const z = g.load(chosen, at);
+            float const shift = from_ordered_word(g.max_bits(g.inside(at, rank_word(scale_exponent(options.score, z)))));
+            if (is_non_finite(shift)) return g.store(w, at, F(0.0f));
+            F const s = scaled_score(options.score, z, shift);
+            float const sum = g.sum(k, [&](F const& acc, auto) { return acc + g.inside(at, s); });
+            g.store(w, at, s / F(sum) * F(options.scaling));
+        });
     if (!shares_sum(options, k))
         return g.each(k, [&](auto at) { g.store(w, at, score_of(options.score, g.load(chosen, at), row.softmax) * F(options.scaling)); });
 

@@ -69,6 +69,12 @@ struct machine_avx512 : xsimd_machine<xsimd::avx512bw> {
         _mm_mask_storeu_epi8(p, first(n), _mm512_cvtepi32_epi8(x));
     }
 
+    /// The lanes where c is true, packed to the front; writes a whole register.
+    KEEL_FN static int store_chosen(uint32_t* p, u const& x, m const& c) {
+        _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(c, x));
+        return __builtin_popcount(static_cast<__mmask16>(c));
+    }
+
     KEEL_FN static float tree_sum(f const& a) {
         return tree_sum_256(_mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)));
     }

@@ -104,6 +104,8 @@ template <class Arch> struct cpu_row_group {
             if (i < n) body(at_tail{i, n - i});
     }
 
+    KEEL_FN static constexpr bool holds(int64_t n) { return n <= width; }
+
     template <class Term> KEEL_FN float sum(int64_t n, Term term) const {
         float total = 0.0f;
         for (int64_t begin = 0; begin < n; begin += reduction_segment) {

@@ -47,6 +47,29 @@ KEEL_FN uint32_t bound_of_top(cpu_row_group<A> const& g, int64_t n, int64_t k, K
     return ~max_word(inverse);
 }
 
+/// The elements whose words reach the bound, by rising index: their places and words, of which there is room for a register more than
+/// most_candidates. How many there are, or more than most_candidates.
+template <class A> KEEL_FN int64_t find_candidates(uint32_t const* words, int64_t n, uint32_t bound, uint32_t* place, uint32_t* found) {
+    int64_t count = 0;
+    using M = machine<A>;
+    if constexpr (requires(typename M::u const& x, typename M::m const& c) { M::store_chosen(place, x, c); }) {
+        using U = bits_pack<A>;
+        for (int64_t i = 0; i < n && count <= most_candidates; i += A::width) {
+            U const own = n - i < A::width ? load_words_partial<U>(words + i, n - i) : load_words<U>(words + i); // +0 past the end
+            auto const reaches = gt(own, U(bound - 1));
+            M::store_chosen(found + count, own.v, reaches.v);
+            count += M::store_chosen(place + count, (iota<U>() + U(static_cast<uint32_t>(i))).v, reaches.v);
+        }
+        return count;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        int64_t const at = count < most_candidates ? count : most_candidates;
+        place[at] = static_cast<uint32_t>(i), found[at] = words[i];
+        count += words[i] >= bound ? 1 : 0;
+    }
+    return count;
+}
+
 /// Elements by rising index, in order: rank[i] of them come before element i. Whether some words are equal.
 template <class A> KEEL_FN bool rank_candidates(uint32_t const* words, int64_t n, uint32_t* rank) {
     using U = bits_pack<A>;
@@ -75,16 +98,10 @@ KEEL_FN void top_k(cpu_row_group<A> const& g, int64_t n, int64_t k, Keys const& 
     if (k > 16) return top_k_in_turn(g, n, k, keys, first);
     uint32_t const bound = k > 8 ? detail::bound_of_top<32>(g, n, k, keys, scratch) : detail::bound_of_top<16>(g, n, k, keys, scratch);
 
-    uint32_t place[std::size_t{most + 1}];
-    int64_t count = 0;
-    for (int64_t i = 0; i < n; ++i) {
-        place[count < most ? count : most] = static_cast<uint32_t>(i);
-        count += scratch[i] >= bound ? 1 : 0;
-    }
+    constexpr int64_t room = most + A::width;
+    alignas(64) uint32_t place[std::size_t{room}], words[std::size_t{room}] = {}, rank[std::size_t{room}];
+    int64_t const count = detail::find_candidates<A>(scratch, n, bound, &place[0], &words[0]);
     if (count > most) return top_k_in_turn(g, n, k, keys, first);
-
-    alignas(64) uint32_t words[std::size_t{most}] = {}, rank[std::size_t{most}];
-    for (int64_t i = 0; i < count; ++i) words[i] = scratch[place[i]];
     if (detail::rank_candidates<A>(&words[0], count, &rank[0]) && !keys.one_word)
         for (int64_t i = 0; i < count; ++i) { // equal words: the secondary ones tell
             auto const own = keys.of_element(place[i]);
