@@ -275,6 +275,9 @@ TEST_CASE("the scale is that of the logical matrix") { // EO #80, and a fused we
     CHECK(keel::muon_scale_of(muon_scale::spectral, 16, 64) == 1.0f);
     CHECK(keel::muon_scale_of(muon_scale::spectral_mup, 16, 64) == 0.5f);
     CHECK(keel::muon_scale_of(muon_scale::unit, 16, 64) == 1.0f);
+    CHECK(keel::muon_scale_of(muon_scale::unit_rms, 16, 64) == 8.0f);
+    CHECK(keel::muon_scale_of(muon_scale::analytic_rms_adamw, 64, 16) == Approx(8 * std::sqrt((1 - 0.9) / (1 + 0.9))).epsilon(1e-7));
+    CHECK(std::string(keel::name_of(muon_scale::analytic_rms_adamw)) == "analytic_rms_adamw");
     auto const fused = keel::plan_muon(1, 192, 64, {{"q", 64}, {"k", 64}, {"v", 64}}, {.scale = muon_scale::spectral});
     CHECK(fused.scale(0) == 1.0f); // of the slab it would be sqrt(3)
     // RMS of a full-rank update under match_rms_adamw: 0.2 times the singular values' RMS.

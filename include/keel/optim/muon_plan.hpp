@@ -22,7 +22,9 @@ enum class muon_scale : uint8_t {
     match_rms_adamw, ///< 0.2 sqrt(max(out, in)): RMS 0.2, about AdamW's, so both share a learning rate (Moonlight)
     spectral,        ///< sqrt(max(1, out / in)) (Jordan)
     spectral_mup,    ///< sqrt(out / in): RMS-to-RMS norm 1, learning rates transfer over widths
-    unit             ///< 1
+    unit,            ///< 1
+    unit_rms,        ///< sqrt(max(out, in)): RMS 1, before any factor of the caller's (Emerging-Optimizers calls this spectral)
+    analytic_rms_adamw ///< sqrt(0.1 / 1.9) sqrt(max(out, in)): RMS 0.229, AdamW's with beta1 = 0.9 under gradients of pure noise
 };
 
 KEEL_HOST constexpr char const* name_of(muon_scale scale) {
@@ -31,17 +33,21 @@ KEEL_HOST constexpr char const* name_of(muon_scale scale) {
     case muon_scale::spectral: return "spectral";
     case muon_scale::spectral_mup: return "spectral_mup";
     case muon_scale::unit: return "unit";
+    case muon_scale::unit_rms: return "unit_rms";
+    case muon_scale::analytic_rms_adamw: return "analytic_rms_adamw";
     }
     return "unknown";
 }
 
 KEEL_HOST float muon_scale_of(muon_scale rule, int64_t out, int64_t in) {
-    auto const rows = static_cast<double>(out), columns = static_cast<double>(in);
+    auto const rows = static_cast<double>(out), columns = static_cast<double>(in), longer = rows > columns ? rows : columns;
     switch (rule) {
-    case muon_scale::match_rms_adamw: return static_cast<float>(0.2 * __builtin_sqrt(rows > columns ? rows : columns));
+    case muon_scale::match_rms_adamw: return static_cast<float>(0.2 * __builtin_sqrt(longer));
     case muon_scale::spectral: return static_cast<float>(rows > columns ? __builtin_sqrt(rows / columns) : 1.0);
     case muon_scale::spectral_mup: return static_cast<float>(__builtin_sqrt(rows / columns));
     case muon_scale::unit: return 1.0f;
+    case muon_scale::unit_rms: return static_cast<float>(__builtin_sqrt(longer));
+    case muon_scale::analytic_rms_adamw: return static_cast<float>(__builtin_sqrt(longer / 19.0));
     }
     return 1.0f;
 }
