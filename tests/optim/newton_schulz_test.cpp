@@ -84,16 +84,15 @@ TEST_CASE("converging sets reach the polar factor") {
 TEST_CASE("long runs in Gram form are restarted and stay within the certified bound") { // T = 10 explodes without
     auto const check = [](auto const& set) {
         for (double least : {1e-1, 1e-3, 1e-5, 1e-8})
-            for (shape s : {shape{32, 128}, {64, 64}}) {
+            for (shape s : {shape{32, 128}, {40, 40}}) {
                 INFO(set.name << " " << set.count << " down to " << least << ", " << s.rows << "x" << s.columns);
                 auto const plan = keel::plan_newton_schulz<float>(s.rows, s.columns, set, form::gram);
                 CHECK((set.count <= 5) == (plan.restart_count() == 0));
                 matrix const u = with_singular_values(s.rows, s.columns, log_spaced(s.rows, least), 7);
-                auto const sigma = singular_values(orthogonalised<float>(u, {.coefficients = set, .form = form::gram}));
-                CHECK(sigma(0) <= set.bounds.upper + 2e-3);
+                double const most = largest_singular(orthogonalised<float>(u, {.coefficients = set, .form = form::gram}));
+                CHECK(most <= set.bounds.upper + 2e-3);
                 // and it is the map: where sigma is not lost in rounding, against plain
-                auto const plain = singular_values(orthogonalised<float>(u, {.coefficients = set, .form = form::plain}));
-                CHECK(std::abs(sigma(0) - plain(0)) <= 5e-3);
+                CHECK(std::abs(most - largest_singular(orthogonalised<float>(u, {.coefficients = set, .form = form::plain}))) <= 5e-3);
             }
     };
     check(keel::coefficients<keel::polar_express>());
