@@ -75,6 +75,22 @@ TEST_CASE("a run stops at the first iterate that is orthogonal enough, with the 
     check(bf16{}, 5e-2f, 1e-2); // plain and symmetric look at a Gram matrix in bf16: 2^-8 an element beside 1
 }
 
+TEST_CASE("Gram may stop where a run has just begun anew, and has nothing left to multiply by") {
+    auto const check = [](auto type) {
+        using T = decltype(type);
+        auto const set = keel::coefficients<keel::polar_express, T, 8>();
+        REQUIRE(keel::plan_newton_schulz<T>(12, 40, set, form::gram).restarts_after(4));
+        matrix const u = with_singular_values(12, 40, log_spaced(12, 0.01), 3);
+        outcome const five = orthogonalised<T>(u, {.coefficients = keel::coefficients<keel::polar_express, T, 5>(), .form = form::gram});
+        outcome const got = orthogonalised<T>(u, {.coefficients = set, .form = form::gram, .wanted_error = 1.2f * five.error});
+        CHECK(got.steps == 5);
+        CHECK(got.o == five.o);
+        CHECK(got.error == five.error); // both measured in fp32 of the same X
+    };
+    check(0.0f);
+    check(bf16{});
+}
+
 TEST_CASE("without a wanted error all steps are taken, and what entered the last is known") {
     matrix const u = with_singular_values(14, 33, log_spaced(14, 0.2), 5);
     for (form f : {form::plain, form::symmetric, form::gram}) {
