@@ -52,7 +52,7 @@ template <class I> struct capacity_count_tile {
     }
 };
 
-/// Each assignment's slot, the next one of its expert's, where the expert still has one; `asked` alone decides where state is absent.
+/// Each assignment's slot: the next one of its expert, if that has one left. After queues only what they served has one.
 template <class I> struct capacity_place_tile {
     view<I const, 2> ids;
     int64_t k, experts;

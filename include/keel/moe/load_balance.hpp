@@ -117,7 +117,7 @@ KEEL_HOST int64_t load_balance_loss_workspace(int64_t tokens) { return workspace
 /// Shapes         logits [tokens, experts], factors [1, experts] or [documents, experts]; columns adjacent. `loss` in the backend's memory.
 /// Gradient       route_backward with the same factors and documents.
 /// Padding        counts nowhere. Non-finite: a logit of -Inf has p = 0; a row with NaN, or of nothing but -Inf, makes the loss NaN.
-/// Status         bad_shape, bad_stride, bad_pointer, bad_option (score, documents), overlap, small_workspace.
+/// Status         bad_shape, bad_stride, bad_pointer, bad_option (score; on host backends documents), overlap, small_workspace.
 /// Aliasing       loss has memory of its own. Workspace: load_balance_loss_workspace(tokens).
 /// Cost           reads the logits once from memory, three times from cache.
 template <row_backend B, class L>
@@ -126,7 +126,7 @@ status load_balance_loss(B const& be, view<L, 2> logits, std::type_identity_t<vi
     int64_t const tokens = logits.extent[0], experts = logits.extent[1];
     validation check("load_balance_loss");
     check.present("logits", logits).unit_stride("logits", logits);
-    check_balance_factors(check, factors, inputs.documents, tokens, experts);
+    check_balance_factors<B>(check, factors, inputs.documents, tokens, experts);
     if (!inputs.valid.absent()) check.shape("inputs.valid", inputs.valid, tokens);
     check.require(loss != nullptr, status_code::bad_pointer, "loss", "data, not null");
     check_route_options(check, options);

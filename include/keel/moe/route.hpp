@@ -88,10 +88,12 @@ KEEL_HOST void check_documents(validation& check, view<int64_t const, 1> documen
     if (check.ok() && documents(documents.extent[0] - 1) != tokens)
         check.fail(status_code::bad_option, "documents", "last entry", documents(documents.extent[0] - 1), tokens);
 }
-/// A row of factors for each document, or one for all tokens.
+/// A row of factors for each document, or one for all tokens. Offsets in a device's memory are taken as they are.
+template <class B>
 KEEL_HOST void check_balance_factors(validation& check, view<float const, 2> factors, view<int64_t const, 1> documents, int64_t tokens,
                                      int64_t experts) {
-    if (!documents.absent()) check_documents(check, documents, tokens);
+    if constexpr (backend_traits<B>::space == memory_space::host)
+        if (!documents.absent()) check_documents(check, documents, tokens);
     check.shape("factors", factors, documents.absent() ? 1 : documents.extent[0] - 1, experts).unit_stride("factors", factors);
 }
 
@@ -193,7 +195,7 @@ status route(B const& be, view<L, 2> logits, route_inputs inputs, view<I, 2> ids
 /// Formats        dlogits float or bf16, overwritten; experts that were not selected get 0 where no term reaches them.
 /// Options        score, weight and scaling as in the forward.
 /// Padding        rows of ids -1 get 0. Non-finite: a NaN weight or gradient stays in its row.
-/// Status         bad_shape, bad_stride, bad_pointer, bad_option (score, weight, scaling, z_loss; on host backends ids, backward.documents), overlap.
+/// Status         bad_shape, bad_stride, bad_pointer, bad_option (score, weight, scaling, z_loss; on host backends ids, documents), overlap.
 /// Aliasing       dlogits has memory of its own. No workspace.
 /// Cost           reads the logits once from memory (three times from cache where softmax takes part, three more for a load-balancing loss),
 ///                writes dlogits once.
@@ -214,7 +216,7 @@ status route_backward(B const& be, view<DW, 2> dweights, view<L, 2> logits, view
     check_route_options(check, options);
     check.require(backward.z_loss >= 0.0f && backward.z_loss <= 0x1.fffffep127f, status_code::bad_option, "backward.z_loss",
                   "a finite number of 0 or more");
-    if (!backward.factors.absent()) check_balance_factors(check, backward.factors, backward.documents, tokens, experts);
+    if (!backward.factors.absent()) check_balance_factors<B>(check, backward.factors, backward.documents, tokens, experts);
     check.disjoint("dlogits", dlogits, backward.factors, backward.documents);
     if (!check.ok()) return check.result;
     if constexpr (backend_traits<B>::space == memory_space::host) check_ids(check, ids, experts);
