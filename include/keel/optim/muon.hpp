@@ -28,8 +28,6 @@ template <class T, class Gradient, class Shadow, class Momentum, class Weight>
 KEEL_HOST void check_parameter(validation& check, muon_parameter<T, Gradient, Shadow, Momentum, Weight> const& p, int64_t index) {
     static_assert(std::is_same_v<Weight, float> || sizeof(Weight) == 2, "keel: a weight is an fp32 master or has 16 bits");
     check.require(p.plan.valid(), status_code::bad_state, "plan", "parameter", index, "parts that cover the rows, each row once, in whole matrices");
-    check.require(std::is_same_v<T, float> || p.plan.options.form != newton_schulz_form::gram, status_code::unsupported, "plan", "parameter",
-                  index, "plain or symmetric: Gram in bf16 leaves the certified range");
     for (int k = 0; check.ok() && k < p.plan.part_count; ++k)
         check.require(p.plan.iteration(k).valid(), status_code::bad_option, "plan", "parameter", index,
                       "at most 64 steps in form gram: it restarts no later");
@@ -82,7 +80,7 @@ KEEL_HOST void check_parameter(validation& check, muon_parameter<T, Gradient, Sh
 ///                fewer bits round it by chance (state_rows.hpp); 16-bit weights as weight_rows.hpp says.
 /// Random numbers parameter.random names them by the element's place in the weight: the same for any threads, batches, parts and layouts.
 /// Status         bad_shape, bad_stride, bad_pointer, bad_option (options outside their ranges; a plan of more than 64 steps of gram),
-///                unsupported (form gram in bf16; a shadow of 16-bit weights, compensation of fp32 ones), bad_state (a plan whose parts do not
+///                unsupported (a shadow of 16-bit weights, compensation of fp32 ones), bad_state (a plan whose parts do not
 ///                cover its rows, a negative count; got: the parameter),
 ///                small_workspace; non_finite (momentum; got: the parameter whose direction would not be finite): found before anything
 ///                of any parameter is written. An unsafe set may overflow: non_finite (plan; got: the first such parameter): its

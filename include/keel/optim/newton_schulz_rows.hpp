@@ -1,7 +1,6 @@
 // The element work around Newton-Schulz's products, one row at a time.
 //
-// A `source` says what the matrix to orthogonalise is: source.peek(g, row, at) gives its elements and writes nothing;
-// source.take(g, row, at) gives the same, last, and may write what belongs to it (an optimiser's momentum).
+// A `source` says what the matrix to orthogonalise is: source.peek(g, row, at) gives its elements.
 #pragma once
 
 #include <keel/backend/concepts.hpp>
@@ -26,7 +25,6 @@ template <class U> struct matrix_source {
     view<U const, 2> u;
 
     template <class G, class At> KEEL_FN typename G::value peek(G const& g, int64_t row, At at) const { return load_at(g, u, row, at); }
-    template <class G, class At> KEEL_FN typename G::value take(G const& g, int64_t row, At at) const { return load_at(g, u, row, at); }
 };
 
 /// 2^k that brings a largest magnitude into [2, 4), as two factors, of which the second is 1 unless that takes more than 2^127.
@@ -103,7 +101,7 @@ template <class Source, class T> struct normalised_row {
     template <class G> KEEL_FN void operator()(G const& g, int64_t row) const {
         using F = typename G::value;
         F const r(*inverse);
-        g.each(x.extent[1], [&](auto at) { g.store(x.at(row), at, scale.apply(source.take(g, row, at)) * r); });
+        g.each(x.extent[1], [&](auto at) { g.store(x.at(row), at, scale.apply(source.peek(g, row, at)) * r); });
     }
 };
 
