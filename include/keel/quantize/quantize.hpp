@@ -199,12 +199,6 @@ status dequantize(B const& be, block_scaled<Code, Scale, Rows, Columns, Layout> 
     blocks const from = in;
     if constexpr (!elementwise_backend<B>)
         if (has_adjacent_columns(y) && has_adjacent_columns(in.codes)) {
-            if constexpr (thread_backend<B>) {
-                using kernel = dequantize_rows<Y, blocks>;
-                int64_t const band = rows_of_a_band(y.extent[0], be.concurrency(), kernel::rows_together);
-                be.for_rows((y.extent[0] + band - 1) / band, y.extent[1] * band, kernel{from, y, band});
-                return check.result;
-            }
             be.for_rows(y.extent[0], y.extent[1],
                         dequantize_row<adjacent_rows<code const>, adjacent_rows<Y>, blocks>{{from.codes}, from.scales, {y}, y.extent[1]});
             return check.result;

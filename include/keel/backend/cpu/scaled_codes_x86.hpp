@@ -232,7 +232,8 @@ KEEL_FN void encode_tile_and_look(cpu_row_group<A> const& g, tile<X const> const
                 }
             }
     };
-    if (g.streams && detail::holds_registers<M>(to.p) && detail::holds_registers<M>(to.p + to.pitch)) walk(std::true_type{});
+    bool const rows_hold_registers = to.rows == 1 || to.pitch % static_cast<int64_t>(sizeof(typename M::i)) == 0;
+    if (g.streams && detail::holds_registers<M>(to.p) && rows_hold_registers) walk(std::true_type{});
     else walk(std::false_type{});
     detail::add_count<M>(flushed, lost);
 }
@@ -299,7 +300,6 @@ KEEL_FN void raise_both(cpu_row_group<A> const& g, bf16 const* p, int64_t pitch,
             auto largest = M::zero();
             detail::repeat<registers>([&](auto r) {
                 bf16 const* const from = p + row * pitch + j + r * M::elements;
-                
                 auto const v = M::land(M::load(from), M::set16(0x7fff));
                 column[r] = M::max16(column[r], v);
                 largest = M::max16(largest, v);

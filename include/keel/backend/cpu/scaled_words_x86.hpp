@@ -2,6 +2,7 @@
 //
 // Of a block's values the mantissas are few: those of the codes of one binade times the scale, rounded, and those of the codes below all
 // binades. Sixteen words hold them, a code's lowest bits choose one and its exponent is added.
+// To float nothing is quicker than scaled_codes.hpp but the stores.
 #pragma once
 
 #include <keel/backend/cpu/scaled_codes_x86.hpp>
@@ -25,13 +26,11 @@ template <class M> KEEL_FN typename M::i rounded_up_half(typename M::f v) {
     return M::if_nan(v, M::add32(u, M::add32(odd, M::set32(0x7fff))), M::set32(0x7fff0000u));
 }
 
-/// The words of one block's codes.
-template <class M, class Code> struct word_lookup {
-    using i = typename M::i;
+/// What all tables of words are made of.
+template <class Code> struct word_entries {
     using traits = format_traits<Code>;
     static constexpr int up = 7 - traits::mantissa_bits; ///< from a code's fields to bf16's
     static constexpr uint32_t binade = 1u << traits::mantissa_bits;
-    typename M::word_table table;
 
     /// Whether all codes' values, but those without a leading one, have one in bf16 too when scaled, and none becomes Inf. As bits: NaN and
     /// what is negative are above all.
@@ -52,21 +51,66 @@ template <class M, class Code> struct word_lookup {
         }
         return e;
     }
-    KEEL_FN explicit word_lookup(typename M::f scale) {
-        static constexpr entries unscaled = values();
-        table = M::make_table(&unscaled.of[0], [&](typename M::f v) { return M::template shr32<16>(rounded_up_half<M>(M::mul(v, scale))); },
-                              binade << up);
+    static constexpr entries unscaled = values();
+    /// Of the entries from p on, in the low words of 32-bit lanes.
+    template <class M> KEEL_FN static typename M::i words(float const* p, typename M::f scale) {
+        return M::template shr32<16>(rounded_up_half<M>(M::mul(M::load(p), scale)));
     }
-    /// Codes in the low bytes of words.
-    KEEL_FN i operator()(i codes) const {
-        i const magnitude = M::land(codes, M::set16(0x7f));
+};
+
+/// The words of one block's codes, `codes_at_once` of them: on AVX-512, which looks words up.
+template <class M, class Code> struct word_lookup : word_entries<Code> {
+    using typename word_entries<Code>::traits;
+    using word_entries<Code>::up, word_entries<Code>::binade, word_entries<Code>::unscaled;
+    using i = typename M::i;
+    static constexpr int codes_at_once = M::elements;
+    i table;
+
+    KEEL_FN explicit word_lookup(typename M::f scale)
+        : table(M::make_table(word_entries<Code>::template words<M>(&unscaled.of[0], scale), binade << up)) {}
+
+    template <class Put> KEEL_FN void operator()(Code const* from, bf16* to, Put const& put) const {
+        i const codes = M::load_bytes(from), magnitude = M::land(codes, M::set16(0x7f));
         i const base = M::max16(M::land(codes, M::set16(0x7f & ~(binade - 1))), M::set16(binade));
         i const word = M::add16(M::look_up(table, M::sub16(magnitude, base)), M::template shl16<up>(base));
         i const sign = M::template shl16<8>(codes);
         i signed_word = M::choose(M::set16(0x8000), sign, word);
         if constexpr (traits::has_infinity)
             signed_word = M::if_above(magnitude, traits::max_code, signed_word, M::choose(M::set16(0x8000), sign, M::set16(0x7f80)));
-        return M::if_above(magnitude, traits::max_code + traits::has_infinity, signed_word, M::set16(0x7fff));
+        put(to, M::if_above(magnitude, traits::max_code + traits::has_infinity, signed_word, M::set16(0x7fff)));
+    }
+};
+
+/// On AVX2, which looks bytes up: one table has the exponents, the other the mantissas, and two bytes meet last.
+template <class Code> struct word_lookup<word_machine<arch::avx2>, Code> : word_entries<Code> {
+    using typename word_entries<Code>::traits;
+    using word_entries<Code>::binade, word_entries<Code>::unscaled;
+    using M = word_machine<arch::avx2>;
+    using i = M::i;
+    static constexpr int codes_at_once = 2 * M::elements;
+    i exponents, mantissas; ///< less the lowest binade's; a bit above their place
+
+    KEEL_FN explicit word_lookup(M::f scale) {
+        auto const words = [&](int k) { return word_entries<Code>::template words<M>(&unscaled.of[k], scale); };
+        i const all = M::words_in_order(words(0), words(8));
+        exponents = M::sub8(M::bytes_twice(M::shr16<7>(all)), M::set8(1));
+        mantissas = M::bytes_twice(M::land(M::add16(all, all), M::set16(0xfe)));
+    }
+    template <class Put> KEEL_FN void operator()(Code const* from, bf16* to, Put const& put) const {
+        i const codes = M::load_for_unpacking(from), magnitude = M::land(codes, M::set8(0x7f));
+        i const base = M::max8(M::land(codes, M::set8(0x7f & ~(binade - 1))), M::set8(binade));
+        i const at = M::land(M::sub8(magnitude, base), M::set8(15));
+        i exponent = M::add8(M::look_up(exponents, at), M::shr16<traits::mantissa_bits>(base)), mantissa = M::look_up(mantissas, at);
+        i const is_nan = M::above8(magnitude, M::set8(traits::max_code + traits::has_infinity));
+        if constexpr (traits::has_infinity) {
+            i const is_large = M::above8(magnitude, M::set8(traits::max_code));
+            exponent = M::lor(exponent, is_large);
+            mantissa = M::unless(is_large, mantissa);
+        }
+        exponent = M::lor(exponent, is_nan), mantissa = M::lor(mantissa, is_nan);
+        i const sign = M::unless(is_nan, M::land(codes, M::set8(0x80)));
+        put(to, M::lor(M::shr16<1>(M::low_pairs(mantissa, exponent)), M::low_pairs(M::zero(), sign)));
+        put(to + M::elements, M::lor(M::shr16<1>(M::high_pairs(mantissa, exponent)), M::high_pairs(M::zero(), sign)));
     }
 };
 
@@ -77,21 +121,38 @@ template <signed_byte_code Code, word_arch A, class Block>
 KEEL_FN void decode_scaled(cpu_row_group<A> const& g, Block const& b, Code const* from, bf16* to, pack<A> const& scale) {
     using M = detail::word_machine<A>;
     using lookup = detail::word_lookup<M, Code>;
-    int64_t const count = lookup::holds(M::first(scale.v)) ? b.count / M::elements * M::elements : 0;
+    int64_t const count = lookup::holds(M::first(scale.v)) ? b.count / lookup::codes_at_once * lookup::codes_at_once : 0;
     if (count > 0) {
         lookup const words_of(scale.v);
         Code const* const codes = from + b.i;
         bf16* const words = to + b.i;
-        if (g.streams && detail::holds_registers<M>(words))
-            for (int64_t k = 0; k < count; k += M::elements) M::stream(words + k, words_of(M::load_bytes(codes + k)));
-        else
-            for (int64_t k = 0; k < count; k += M::elements) {
+        auto const walk = [&](auto const& put) {
+            for (int64_t k = 0; k < count; k += lookup::codes_at_once) {
                 prefetch_read(codes + k);
-                prefetch_write(words + k);
-                M::store(words + k, words_of(M::load_bytes(codes + k)));
+                words_of(codes + k, words + k, put);
             }
+        };
+        if (g.streams && detail::holds_registers<M>(words))
+            walk([](bf16* p, typename M::i v) { M::stream(p, v); });
+        else
+            walk([](bf16* p, typename M::i v) {
+                prefetch_write(p);
+                M::store(p, v);
+            });
     }
     if (count < b.count) decode_scaled<cpu_row_group<A>, Block, Code const*, bf16*>(g, rest_of(b, count), from, to, scale);
+}
+
+/// To floats, past the caches where that is asked for.
+template <class Code, word_arch A, class Block>
+    requires(Block::size >= detail::word_machine<A>::elements && sizeof(Code) == 1)
+KEEL_FN void decode_scaled(cpu_row_group<A> const& g, Block const& b, Code const* from, float* to, pack<A> const& scale) {
+    using M = detail::word_machine<A>;
+    int64_t done = 0;
+    if (g.streams && detail::holds_registers<M>(to + b.i))
+        for (; done + A::width <= b.count; done += A::width)
+            M::stream(to + b.i + done, M::as_i(canonical(g.load(from, at_full{b.i + done}) * scale).v));
+    if (done < b.count) decode_scaled<cpu_row_group<A>, Block, Code const*, float*>(g, rest_of(b, done), from, to, scale);
 }
 
 } // namespace keel::inline KEEL_ABI

@@ -38,7 +38,6 @@ template <> struct word_machine<arch::avx2> {
     KEEL_FN static i land(i a, i b) { return _mm256_and_si256(a, b); }
     KEEL_FN static i add32(i a, i b) { return _mm256_add_epi32(a, b); }
     KEEL_FN static i sub32(i a, i b) { return _mm256_sub_epi32(a, b); }
-    KEEL_FN static i sub16(i a, i b) { return _mm256_sub_epi16(a, b); }
     KEEL_FN static i max16(i a, i b) { return _mm256_max_epu16(a, b); }
     KEEL_FN static i max32(i a, i b) { return _mm256_max_epu32(a, b); }
     KEEL_FN static i add16(i a, i b) { return _mm256_add_epi16(a, b); }
@@ -77,10 +76,6 @@ template <> struct word_machine<arch::avx2> {
         return _mm256_permutevar8x32_epi32(_mm256_packus_epi16(_mm256_packus_epi32(a[0], a[1]), _mm256_packus_epi32(a[2], a[3])), order);
     }
     template <class Code> KEEL_FN static void store_bytes(Code* p, i v) { _mm256_storeu_si256(reinterpret_cast<i*>(p), v); }
-    /// Bytes to words.
-    template <class Code> KEEL_FN static i load_bytes(Code const* p) {
-        return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<__m128i const*>(p)));
-    }
     /// How many bytes have no bit of 0x7f where the word beside them (a's, then b's) has one of 0x7fff.
     KEEL_FN static int64_t flushed(i bytes, i a, i b) {
         i const lost = _mm256_cmpeq_epi8(land(bytes, _mm256_set1_epi8(0x7f)), zero());
@@ -112,25 +107,26 @@ template <> struct word_machine<arch::avx2> {
             _mm256_store_si256(to, max32(own, _mm256_load_si256(to)));
         }
     }
-    /// b where the word of `magnitude` (below 2^15) is above `limit`, else v.
-    KEEL_FN static i if_above(i magnitude, uint32_t limit, i v, i b) {
-        return _mm256_blendv_epi8(v, b, _mm256_cmpgt_epi16(magnitude, set16(limit)));
+    KEEL_FN static i set8(uint32_t v) { return _mm256_set1_epi8(static_cast<char>(v)); }
+    KEEL_FN static i lor(i a, i b) { return _mm256_or_si256(a, b); }
+    KEEL_FN static i unless(i mask, i a) { return _mm256_andnot_si256(mask, a); }
+    KEEL_FN static i add8(i a, i b) { return _mm256_add_epi8(a, b); }
+    KEEL_FN static i sub8(i a, i b) { return _mm256_sub_epi8(a, b); }
+    KEEL_FN static i max8(i a, i b) { return _mm256_max_epu8(a, b); }
+    KEEL_FN static i above8(i a, i b) { return _mm256_cmpgt_epi8(a, b); } ///< of bytes below 2^7
+    /// The low words of 32-bit lanes, a's, then b's.
+    KEEL_FN static i words_in_order(i a, i b) { return _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8); }
+    /// The low bytes of sixteen words that hold no more, in both halves.
+    KEEL_FN static i bytes_twice(i a) { return _mm256_permute4x64_epi64(_mm256_packus_epi16(a, a), 0x88); }
+    /// The bytes of the table at each byte of `at`, below 16.
+    KEEL_FN static i look_up(i table, i at) { return _mm256_shuffle_epi8(table, at); }
+    /// Bytes in the order in which low_pairs has the first half of them.
+    template <class Code> KEEL_FN static i load_for_unpacking(Code const* p) {
+        return _mm256_permute4x64_epi64(_mm256_loadu_si256(reinterpret_cast<i const*>(p)), 0xd8);
     }
-    /// Sixteen words to look up, each as its bytes: of(16 floats), eight at a time, in the low words of lanes, less `base`.
-    struct word_table {
-        i low, high;
-    };
-    template <class Of> KEEL_FN static word_table make_table(float const* p, Of of, uint32_t base) {
-        i const mixed = _mm256_packus_epi32(of(load(p)), of(load(p + 8))); // packing works within 128 bits
-        i const words = sub16(_mm256_permute4x64_epi64(mixed, 0xd8), set16(base));
-        i const low = land(words, set16(0xff)), high = shr16<8>(words);
-        return {_mm256_permute4x64_epi64(_mm256_packus_epi16(low, low), 0x88), _mm256_permute4x64_epi64(_mm256_packus_epi16(high, high), 0x88)};
-    }
-    /// The words at the low four bits of each word.
-    KEEL_FN static i look_up(word_table const& t, i at) {
-        i const place = _mm256_or_si256(land(at, set16(15)), set16(0x8000)); // the upper byte picks nothing
-        return _mm256_or_si256(_mm256_shuffle_epi8(t.low, place), shl16<8>(_mm256_shuffle_epi8(t.high, place)));
-    }
+    /// Words whose low bytes are a's and whose high ones are b's.
+    KEEL_FN static i low_pairs(i a, i b) { return _mm256_unpacklo_epi8(a, b); }
+    KEEL_FN static i high_pairs(i a, i b) { return _mm256_unpackhi_epi8(a, b); }
     /// A count in lane 0.
     KEEL_FN static i lone(int64_t count) { return _mm256_setr_epi32(static_cast<int>(count), 0, 0, 0, 0, 0, 0, 0); }
 };
@@ -202,6 +198,7 @@ template <> struct word_machine<arch::avx512> {
             0xffff, order, _mm512_packus_epi16(_mm512_packus_epi32(a[0], a[1]), _mm512_packus_epi32(a[2], a[3])));
     }
     template <class Code> KEEL_FN static void store_bytes(Code* p, i v) { _mm512_storeu_si512(p, v); }
+    /// Bytes to words.
     template <class Code> KEEL_FN static i load_bytes(Code const* p) {
         return _mm512_maskz_cvtepu8_epi16(0xffffffffu, _mm256_loadu_si256(reinterpret_cast<__m256i const*>(p)));
     }
@@ -229,14 +226,16 @@ template <> struct word_machine<arch::avx512> {
             _mm512_store_si512(p + 16 * h, max32(own, _mm512_load_si512(p + 16 * h)));
         }
     }
+    /// b where the word of `magnitude` (below 2^15) is above `limit`, else v.
     KEEL_FN static i if_above(i magnitude, uint32_t limit, i v, i b) {
         return _mm512_mask_mov_epi16(v, _mm512_cmpgt_epu16_mask(magnitude, set16(limit)), b);
     }
-    using word_table = i; ///< twice the sixteen words
-    template <class Of> KEEL_FN static i make_table(float const* p, Of of, uint32_t base) {
-        i const words = _mm512_castsi256_si512(_mm512_maskz_cvtepi32_epi16(0xffff, of(load(p))));
+    /// Sixteen words to look up, twice, from the low words of 32-bit lanes, less `base`.
+    KEEL_FN static i make_table(i of, uint32_t base) {
+        i const words = _mm512_castsi256_si512(_mm512_maskz_cvtepi32_epi16(0xffff, of));
         return sub16(_mm512_maskz_shuffle_i64x2(0xff, words, words, 0x44), set16(base));
     }
+    /// The words at the low four bits of each word.
     KEEL_FN static i look_up(i const& table, i at) { return _mm512_maskz_permutexvar_epi16(0xffffffffu, at, table); }
     KEEL_FN static i lone(int64_t count) { return _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(count))); }
 };
