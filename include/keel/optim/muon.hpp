@@ -54,6 +54,12 @@ KEEL_HOST void check_parameter(validation& check, muon_parameter<T, Gradient, Sh
         check.shape("second_moment", p.second_moment, p.plan.stack, p.plan.rows).distinct("second_moment", p.second_moment);
         check_apart(check, "second_moment", p.second_moment, p.weight, p.gradient, p.momentum, p.shadow, p.compensation);
     }
+    check.require(p.plan.options.wanted_error >= 0.0f, status_code::bad_option, "plan.options.wanted_error", "parameter", index, "a number of 0 or more");
+    check_measures(check, p.measures, p.plan.matrices());
+    auto const apart_from_measures = [&](auto const&... v) { (check_measures_apart(check, p.measures, v), ...); };
+    apart_from_measures(p.weight, p.gradient, p.shadow, p.compensation, p.second_moment);
+    if constexpr (is_block_state<Momentum>) apart_from_measures(p.momentum.codes, p.momentum.scales);
+    else apart_from_measures(p.momentum);
     check.require(p.applied != nullptr || !draws_numbers_of(p), status_code::bad_pointer, "applied", "data, not null, where something is rounded by chance");
     check.require(p.applied == nullptr || *p.applied >= 0, status_code::bad_state, "applied", "parameter", index, "0 or more");
     uint64_t const pitch = p.random.pitch != 0 ? p.random.pitch : static_cast<uint64_t>(p.plan.columns);
@@ -79,7 +85,8 @@ KEEL_HOST void check_parameter(validation& check, muon_parameter<T, Gradient, Sh
 ///                the step; shadow once from w. The factors lr * scale and lr * decay once from double. U is made of M as it is in fp32, before
 ///                fewer bits round it by chance (state_rows.hpp); 16-bit weights as weight_rows.hpp says.
 /// Random numbers parameter.random names them by the element's place in the weight: the same for any threads, batches, parts and layouts.
-/// Status         bad_shape, bad_stride, bad_pointer, bad_option (options outside their ranges; a plan of more than 64 steps of gram),
+/// Status         bad_shape, bad_stride, bad_pointer, bad_option (options outside their ranges; a plan of more than 64 steps of gram or with a
+///                wanted error below 0),
 ///                unsupported (a shadow of 16-bit weights, compensation of fp32 ones), bad_state (a plan whose parts do not
 ///                cover its rows, a negative count; got: the parameter),
 ///                small_workspace; non_finite (momentum; got: the parameter whose direction would not be finite): found before anything
@@ -94,6 +101,8 @@ KEEL_HOST void check_parameter(validation& check, muon_parameter<T, Gradient, Sh
 ///                left out of the list.
 /// Order          the same bits for any thread count, for a list or one call a parameter, and for parts or matrices of their own (whose
 ///                random.first and pitch say where they lay).
+/// Measures       of O before the second moment balances its rows; a direction of zeros has error 1 after 0 steps. Not written where the
+///                gate is closed, nor of a matrix that an unsafe set takes out of the range.
 /// Workspace      muon_step_workspace(be, parameters). `change` of a call that fails with non_finite is 0; it counts what was stored, with
 ///                compensation what was added.
 /// Cost           the plans' flops; reads gradient and momentum twice, writes momentum and weight once. (One read finds the norm of all

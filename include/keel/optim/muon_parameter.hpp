@@ -5,6 +5,7 @@
 #include <keel/format/float32.hpp>
 #include <keel/optim/muon_plan.hpp>
 #include <keel/optim/muon_rows.hpp>
+#include <keel/optim/newton_schulz.hpp>
 
 namespace keel {
 
@@ -35,6 +36,7 @@ template <class T = float, class Gradient = float, class Shadow = bf16, class Mo
     int64_t* applied = nullptr;             ///< steps applied so far, state; needed where something is rounded by chance
     random_elements random = {};            ///< element [s, i, j] draws the block first + (s * rows + i) * pitch + j of key, whose step has
                                             ///< the applied steps added
+    newton_schulz_measures measures = {};   ///< optional, [plan.matrices()] each, of the logical matrices in the plan's order
 };
 
 /// Whether anything of a parameter is rounded by chance.

@@ -78,6 +78,7 @@ template <scalar_format T = float> struct muon_plan_options {
     muon_scale scale = muon_scale::match_rms_adamw;
     newton_schulz_coefficients<T> coefficients = keel::coefficients<polar_express, T>();
     newton_schulz_form form = newton_schulz_form::automatic;
+    float wanted_error = 0.0f; ///< stops each matrix as in newton_schulz_options; 0: all steps are taken
 };
 
 /// One logical matrix of a parameter.

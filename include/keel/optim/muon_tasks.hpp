@@ -2,7 +2,6 @@
 #pragma once
 
 #include <keel/optim/muon_parameter.hpp>
-#include <keel/optim/newton_schulz.hpp>
 #include <keel/optim/normuon_rows.hpp>
 
 namespace keel::inline KEEL_ABI {
@@ -37,7 +36,8 @@ template <class Parameter> struct muon_schedule {
     struct place {
         muon_group const* group;
         logical_matrix matrix;
-        int64_t index;
+        int64_t index;        ///< among all matrices of the call
+        int64_t in_parameter; ///< among the parameter's
     };
     place at(int64_t task) const {
         int64_t g = 0;
@@ -47,7 +47,7 @@ template <class Parameter> struct muon_schedule {
         int64_t const in_order = groups[g].first_index + here / a_item * groups[g].item_step + here % a_item;
         int64_t first = 0;
         for (int64_t p = 0; p < groups[g].parameter; ++p) first += parameters(p).plan.matrices();
-        return {groups + g, plan.matrix(in_order - first), in_order};
+        return {groups + g, plan.matrix(in_order - first), in_order, in_order - first};
     }
 
   private:
@@ -163,9 +163,11 @@ template <class Call, class T> struct muon_update_task {
         auto* const parts = ws.template take<step_change_part>(row_count);
         auto* const means = ws.template take<float>(matrix.matrix.rows);
         auto* const factors = ws.template take<float>(matrix.matrix.rows);
+        newton_schulz_notes const notes{p.measures};
         view<T, 2> direction = {};
         bool finite = true;
         if (call.tops[at.index] == 0) {
+            notes.of_zero(at.in_parameter);
             call.be.for_rows(row_count, width, direction_row<source_type, T>{source, {}, nullptr, {}, width});
         } else {
             newton_schulz_plan plan = p.plan.iteration(at.group->part);
@@ -174,7 +176,8 @@ template <class Call, class T> struct muon_update_task {
             call.be.for_rows(row_count, width,
                              direction_row<source_type, T>{source, scale_to_two(call.tops[at.index]), call.inverses + at.index, s.x, width});
             newton_schulz_iteration iteration(call.be, plan, p.plan.options.coefficients, s);
-            finite = iteration.run();
+            finite = iteration.run(p.plan.options.wanted_error, !p.measures.entering_error.absent());
+            if (finite) notes.of_run(at.in_parameter, iteration);
             direction = s.x;
         }
         if constexpr (is_block_state<typename source_type::momentum_kind>)

@@ -55,6 +55,43 @@ template <class B, class Task> void for_matrices(B const& be, int64_t n, bool sp
         for (int64_t i = 0; i < n; ++i) task(i, 0);
 }
 
+/// What a run, or the lack of one, has to say of matrix i of a batch.
+struct newton_schulz_notes {
+    newton_schulz_measures measures;
+    void of_zero(int64_t i) const {
+        note(i, {0, 1.0f});
+        if (!measures.orthogonality_error.absent()) measures.orthogonality_error(i) = 1.0f;
+    }
+    template <class Iteration> void of_run(int64_t i, Iteration& iteration) const {
+        note(i, iteration.outcome());
+        if (measures.orthogonality_error.absent()) return;
+        if (iteration.outcome().stopped) measures.orthogonality_error(i) = iteration.outcome().error;
+        else iteration.measure_error(&measures.orthogonality_error(i));
+    }
+
+private:
+    void note(int64_t i, newton_schulz_outcome const& outcome) const {
+        if (!measures.entering_error.absent()) measures.entering_error(i) = outcome.error;
+        if (!measures.steps.absent()) measures.steps(i) = outcome.steps;
+    }
+};
+/// That each measure is [count] and shares memory with no other.
+KEEL_HOST void check_measures(validation& check, newton_schulz_measures const& m, int64_t count) {
+    auto const measure = [&](char const* name, auto const& v) {
+        if (!v.absent()) check.shape(name, v, count).distinct(name, v);
+    };
+    measure("measures.orthogonality_error", m.orthogonality_error);
+    measure("measures.entering_error", m.entering_error);
+    measure("measures.steps", m.steps);
+    check.disjoint("measures.entering_error", m.entering_error, m.orthogonality_error);
+    check.disjoint("measures.steps", m.steps, m.orthogonality_error, m.entering_error);
+}
+/// ... and none with v.
+template <class V> KEEL_HOST void check_measures_apart(validation& check, newton_schulz_measures const& m, V const& v) {
+    check.disjoint("measures.orthogonality_error", m.orthogonality_error, v).disjoint("measures.entering_error", m.entering_error, v);
+    check.disjoint("measures.steps", m.steps, v);
+}
+
 /// The largest magnitude of a matrix.
 template <class U, matmul_backend B> struct newton_schulz_largest_task {
     B be;
@@ -74,7 +111,7 @@ template <class T, class U, class O, matmul_backend B> struct newton_schulz_task
     newton_schulz_coefficients<T> set;
     view<U const, 3> u;
     view<O, 3> o;
-    newton_schulz_measures measures;
+    newton_schulz_notes notes;
     float wanted_error;
     uint32_t* tops; ///< of u; of a result that is not finite, infinity_bits
     workspace scratch; ///< of all workers
@@ -85,26 +122,17 @@ template <class T, class U, class O, matmul_backend B> struct newton_schulz_task
         view<O, 2> const to = part(o, i);
         if (tops[i] == 0) {
             be.for_rows(plan.rows, plan.columns, zero_row<O>{to});
-            note(i, {0, 1.0f});
-            if (!measures.orthogonality_error.absent()) measures.orthogonality_error(i) = 1.0f;
-            return;
+            return notes.of_zero(i);
         }
         auto s = newton_schulz_carve<T>(be, plan, {scratch.data + worker * scratch_each, scratch_each});
         newton_schulz_iteration<T, B> iteration(be, plan, set, s);
         iteration.normalise(matrix_source<U>{from}, tops[i]);
-        if (!iteration.run(wanted_error, !measures.entering_error.absent())) {
+        if (!iteration.run(wanted_error, !notes.measures.entering_error.absent())) {
             tops[i] = infinity_bits;
             return;
         }
         be.for_rows(plan.rows, plan.columns, copy_row<T, O>{s.x, to});
-        note(i, iteration.outcome());
-        if (measures.orthogonality_error.absent()) return;
-        if (iteration.outcome().stopped) measures.orthogonality_error(i) = iteration.outcome().error;
-        else iteration.measure_error(&measures.orthogonality_error(i));
-    }
-    void note(int64_t i, newton_schulz_outcome const& outcome) const {
-        if (!measures.entering_error.absent()) measures.entering_error(i) = outcome.error;
-        if (!measures.steps.absent()) measures.steps(i) = outcome.steps;
+        notes.of_run(i, iteration);
     }
 };
 
@@ -150,16 +178,9 @@ status newton_schulz(B const& be, view<U, 3> u, view<O, 3> o, newton_schulz_meas
     int64_t const batch = u.extent[0];
     validation check("newton_schulz");
     check.present("u", u).shape("o", o, u.extent[0], u.extent[1], u.extent[2]).distinct("o", o).disjoint_or_same("o", o, u);
-    auto const measure = [&](char const* name, auto const& m) {
-        if (!m.absent()) check.shape(name, m, batch).distinct(name, m).disjoint(name, m, o).disjoint(name, m, u);
-    };
-    measure("measures.orthogonality_error", measures.orthogonality_error);
-    measure("measures.entering_error", measures.entering_error);
-    measure("measures.steps", measures.steps);
-    if (!measures.orthogonality_error.absent())
-        check.disjoint("measures.entering_error", measures.entering_error, measures.orthogonality_error)
-            .disjoint("measures.steps", measures.steps, measures.orthogonality_error);
-    check.disjoint("measures.steps", measures.steps, measures.entering_error);
+    check_measures(check, measures, batch);
+    check_measures_apart(check, measures, o);
+    check_measures_apart(check, measures, u);
     check.require(options.coefficients.count > 0, status_code::bad_option, "options.coefficients", "a set of at least one step");
     check.require(options.wanted_error >= 0.0f, status_code::bad_option, "options.wanted_error", "a number of 0 or more");
     check.require(plan_newton_schulz<T>(u.extent[1], u.extent[2], options.coefficients, options.form).valid(), status_code::bad_option,
@@ -186,7 +207,7 @@ status newton_schulz(B const& be, view<U, 3> u, view<O, 3> o, newton_schulz_meas
             check.require(tops[i] < infinity_bits, status_code::non_finite, "u", "matrix", i, "finite elements");
         if (!check.ok()) return;
         for_matrices(be, batch, spread, newton_schulz_task<T, U_format, O, inner_backend>{
-                                            inner, plan, options.coefficients, from, o, measures, options.wanted_error, tops, scratch, each});
+                                            inner, plan, options.coefficients, from, o, {measures}, options.wanted_error, tops, scratch, each});
         for (int64_t i = 0; i < batch; ++i)
             check.require(tops[i] < infinity_bits, status_code::non_finite, "options.coefficients", "matrix", i, "a set that keeps it finite");
     };
