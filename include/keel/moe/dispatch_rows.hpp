@@ -96,6 +96,7 @@ template <class D> struct dispatch_backward_row {
     view<int64_t const, 2> slots;
     view<D, 2> dx;
 
+    KEEL_FN int64_t output_bytes() const { return dx.size() * static_cast<int64_t>(sizeof(D)); }
     template <class G> KEEL_FN void operator()(G const& g, int64_t token) const {
         using F = typename G::value;
         serving_rows<D, false> const serving(drows, slots, {}, token), next(drows, slots, {}, token + 1);
@@ -118,6 +119,7 @@ template <class O, class S, class Y> struct combine_row {
     view<float, 1> row_terms;
     view<bool const, 1> valid;
 
+    KEEL_FN int64_t output_bytes() const { return y.size() * static_cast<int64_t>(sizeof(Y)); }
     template <class G> KEEL_FN void operator()(G const& g, int64_t token) const {
         using F = typename G::value;
         Y* const out = y.at(token);
@@ -173,34 +175,64 @@ template <class D, class O> struct combine_backward_row {
     view<D, 2> dexpert_rows;
     view<float, 2> dweights;
 
+    KEEL_FN int64_t output_bytes() const { return dexpert_rows.size() * static_cast<int64_t>(sizeof(D)); }
     template <class G> KEEL_FN void operator()(G const& g, int64_t token) const {
-        using F = typename G::value;
-        D const* const in = dy.at(token);
-        int64_t const width = dy.extent[1];
-        for (int64_t j = 0; j < slots.extent[1]; ++j) {
-            int64_t const slot = slots(token, j);
-            bool const served = has_row(slot, expert_rows.extent[0]), moves = served && !dexpert_rows.absent();
-            O const* const row = served ? expert_rows.at(slot) : nullptr;
-            O const* const next = row_after(token, j);
-            D* const out = moves ? dexpert_rows.at(slot) : nullptr;
-            float const w = weights(token, j);
-            float dw = 0.0f;
-            if (served && !dweights.absent())
-                dw = g.sum(width, [&](F const& acc, auto at) {
-                    F const v = g.load(in, at);
-                    if (next != nullptr) g.prefetch(next, at);
-                    if (moves) g.store(out, at, v * F(w));
-                    return fma(v, g.load(row, at), acc);
-                });
-            else if (moves) g.each(width, [&](auto at) { g.store(out, at, g.load(in, at) * F(w)); });
-            if (!dweights.absent() && g.leader()) dweights(token, j) = dw;
+        bool const both = !dweights.absent() && !dexpert_rows.absent();
+        for (int64_t j = 0; j < slots.extent[1];) {
+            bool const first = served(token, j), second = j + 1 < slots.extent[1] && served(token, j + 1);
+            if (both && first && second) two_choices(g, token, j), j += 2;
+            else one_choice(g, token, j, first), j += 1;
         }
     }
-    /// The row that is read after choice j's, if it is known to be one.
+
+private:
+    KEEL_FN bool served(int64_t token, int64_t j) const { return has_row(slots(token, j), expert_rows.extent[0]); }
+
+    template <class G> KEEL_FN void one_choice(G const& g, int64_t token, int64_t j, bool is_served) const {
+        using F = typename G::value;
+        D const* const in = dy.at(token);
+        bool const moves = is_served && !dexpert_rows.absent();
+        O const* const row = is_served ? expert_rows.at(slots(token, j)) : nullptr;
+        O const* const next = row_after(token, j);
+        D* const out = moves ? dexpert_rows.at(slots(token, j)) : nullptr;
+        float const w = weights(token, j);
+        float dw = 0.0f;
+        if (is_served && !dweights.absent())
+            dw = g.sum(dy.extent[1], [&](F const& acc, auto at) {
+                F const v = g.load(in, at);
+                if (next != nullptr) g.prefetch(next, at);
+                if (moves) g.store(out, at, v * F(w));
+                return fma(v, g.load(row, at), acc);
+            });
+        else if (moves) g.each(dy.extent[1], [&](auto at) { g.store(out, at, g.load(in, at) * F(w)); });
+        if (!dweights.absent() && g.leader()) dweights(token, j) = dw;
+    }
+    /// Two that are served, by one walk along dy.
+    template <class G> KEEL_FN void two_choices(G const& g, int64_t token, int64_t j) const {
+        using F = typename G::value;
+        D const* const in = dy.at(token);
+        O const *row[2], *next[2];
+        D* out[2];
+        float w[2];
+        for (int64_t i = 0; i < 2; ++i) {
+            int64_t const slot = slots(token, j + i);
+            row[i] = expert_rows.at(slot), out[i] = dexpert_rows.at(slot), w[i] = weights(token, j + i), next[i] = row_after(token, j + 1 + i);
+        }
+        auto const dw = g.template sums<2>(dy.extent[1], [&](F(&acc)[2], auto at) {
+            F const v = g.load(in, at);
+            for (int i = 0; i < 2; ++i) {
+                if (next[i] != nullptr) g.prefetch(next[i], at);
+                g.store(out[i], at, v * F(w[i]));
+                acc[i] = fma(v, g.load(row[i], at), acc[i]);
+            }
+        });
+        for (int64_t i = 0; g.leader() && i < 2; ++i) dweights(token, j + i) = dw.value[i];
+    }
+    /// The row that is read after choice j's, or after so many past the last, if it is known to be one.
     KEEL_FN O const* row_after(int64_t token, int64_t j) const {
-        bool const same = j + 1 < slots.extent[1];
-        if (!same && token + 1 >= slots.extent[0]) return nullptr;
-        int64_t const slot = same ? slots(token, j + 1) : slots(token + 1, 0);
+        int64_t const k = slots.extent[1], past = j + 1 - k;
+        if (past >= k || (past >= 0 && token + 1 >= slots.extent[0])) return nullptr;
+        int64_t const slot = past < 0 ? slots(token, j + 1) : slots(token + 1, past);
         return has_row(slot, expert_rows.extent[0]) ? expert_rows.at(slot) : nullptr;
     }
 };

@@ -56,6 +56,10 @@ struct machine_avx512 : xsimd_machine<xsimd::avx512bw> {
     KEEL_FN static void store_words(uint16_t* p, u const& x) {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
     }
+    KEEL_FN static void stream_words(uint32_t* p, u const& x) { _mm512_stream_si512(reinterpret_cast<__m512i*>(p), x); }
+    KEEL_FN static void stream_words(uint16_t* p, u const& x) {
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
+    }
     KEEL_FN static void store_words(uint8_t* p, u const& x) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
     }

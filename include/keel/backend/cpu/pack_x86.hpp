@@ -204,6 +204,9 @@ template <> struct machine<arch::avx2> : xsimd_machine<xsimd::avx2>, buffered_pa
     }
     KEEL_FN static void store_words(uint32_t* p, u const& x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
     KEEL_FN static void store_words(uint16_t* p, u const& x) { store_low<16>(p, narrow(x, 0xffff)); }
+    /// Past the caches; p is on a boundary of as many bytes as the lanes take there.
+    KEEL_FN static void stream_words(uint32_t* p, u const& x) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), x); }
+    KEEL_FN static void stream_words(uint16_t* p, u const& x) { _mm_stream_si128(reinterpret_cast<__m128i*>(p), narrow(x, 0xffff)); }
     KEEL_FN static void store_words(uint8_t* p, u const& x) {
         __m128i const words = narrow(x, 0xff);
         store_low<8>(p, _mm_packus_epi16(words, words));

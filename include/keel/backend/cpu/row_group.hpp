@@ -57,6 +57,9 @@ template <class Arch> struct cpu_row_group {
     }
 
     template <auto... Policy, class T> KEEL_FN void store(T* p, at_full at, value const& v) const {
+        if constexpr (can_stream<T>)
+            if (streams && reinterpret_cast<uintptr_t>(p + at.i) % (sizeof(T) * std::size_t{width}) == 0)
+                return stream_pack<Policy...>(p + at.i, v);
         prefetch_write(p + at.i);
         store_pack<Policy...>(p + at.i, v);
     }
@@ -228,6 +231,14 @@ template <class Arch> struct cpu_row_group {
     template <auto... Policy, class T> KEEL_FN static void store_pack(T* p, value const& v) {
         if constexpr (std::is_same_v<T, float>) keel::store(p, canonical(v));
         else store_words(storage_of(p), encode_words<T, Policy...>(v));
+    }
+    template <class T> static constexpr bool can_stream =
+        requires(std::conditional_t<sizeof(T) == 4, uint32_t, std::conditional_t<sizeof(T) == 2, uint16_t, uint8_t>>* p, words u) {
+            words::machine::stream_words(p, u.v);
+        };
+    template <auto... Policy, class T> KEEL_FN static void stream_pack(T* p, value const& v) {
+        if constexpr (std::is_same_v<T, float>) words::machine::stream_words(reinterpret_cast<uint32_t*>(p), bits(canonical(v)).v);
+        else words::machine::stream_words(storage_of(p), encode_words<T, Policy...>(v).v);
     }
     template <auto... Policy, class T> KEEL_FN static void store_pack_partial(T* p, value const& v, int64_t n) {
         if constexpr (std::is_same_v<T, float>) store_partial(p, canonical(v), n);

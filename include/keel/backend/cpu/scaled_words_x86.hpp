@@ -2,7 +2,6 @@
 //
 // Of a block's values the mantissas are few: those of the codes of one binade times the scale, rounded, and those of the codes below all
 // binades. Sixteen words hold them, a code's lowest bits choose one and its exponent is added.
-// To float nothing is quicker than scaled_codes.hpp but the stores.
 #pragma once
 
 #include <keel/backend/cpu/scaled_codes_x86.hpp>
@@ -141,18 +140,6 @@ KEEL_FN void decode_scaled(cpu_row_group<A> const& g, Block const& b, Code const
             });
     }
     if (count < b.count) decode_scaled<cpu_row_group<A>, Block, Code const*, bf16*>(g, rest_of(b, count), from, to, scale);
-}
-
-/// To floats, past the caches where that is asked for.
-template <class Code, word_arch A, class Block>
-    requires(Block::size >= detail::word_machine<A>::elements && sizeof(Code) == 1)
-KEEL_FN void decode_scaled(cpu_row_group<A> const& g, Block const& b, Code const* from, float* to, pack<A> const& scale) {
-    using M = detail::word_machine<A>;
-    int64_t done = 0;
-    if (g.streams && detail::holds_registers<M>(to + b.i))
-        for (; done + A::width <= b.count; done += A::width)
-            M::stream(to + b.i + done, M::as_i(canonical(g.load(from, at_full{b.i + done}) * scale).v));
-    if (done < b.count) decode_scaled<cpu_row_group<A>, Block, Code const*, float*>(g, rest_of(b, done), from, to, scale);
 }
 
 } // namespace keel::inline KEEL_ABI
