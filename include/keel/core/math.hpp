@@ -19,13 +19,11 @@ template <class F> KEEL_FN F lost_in_sum(F const& a, F const& b) {
     return select(gt(U(infinity_bits), magnitude(s)), (a - part_a) + (b - part_b), F(0.0f));
 }
 
-/// e^x. x = n ln 2 + r, a polynomial of degree 6 in r, scaled by 2^n in two steps so that subnormal results round once.
-/// exp(-Inf) = 0, exp(+Inf) = +Inf; from 88.72284 up +Inf, below -103.97 zero. Error: 0.9 ulp.
-template <class F> KEEL_FN F exp(F const& x) {
+namespace detail {
+/// e^c for |c| <= 104.
+template <class F> KEEL_FN F exp_of_clamped(F const& c) {
     using U = bits_of<F>;
-    using namespace detail;
     constexpr float shift = round_shift + 254.0f;
-    F const c = with_sign_of(x, clamped_magnitude(x, 104.0f));
     F const t = fma(c, F(log2_e), F(shift)); // its low bits: n + 254
     F const n = t - F(shift);
     F const r = fma(n, F(-ln2_low), fma(n, F(-ln2_high), c));
@@ -33,7 +31,20 @@ template <class F> KEEL_FN F exp(F const& x) {
         polynomial(r, 1.0f, 1.0f, 0x1.fffffcp-2f, 0x1.555488p-3f, 0x1.555842p-5f, 0x1.1240f0p-7f, 0x1.6ae9e2p-10f);
     U const k = bits(t);
     U const half = shr<1>(k);
-    return unless_nan(x, product(p * as_float(shl<23>(half)), as_float(shl<23>(k - half))));
+    return product(p * as_float(shl<23>(half)), as_float(shl<23>(k - half)));
+}
+/// exp(x) for x from -Inf to 0, which must not be NaN.
+template <class F> KEEL_FN F exp_not_above_zero(F const& x) {
+    using U = bits_of<F>;
+    return exp_of_clamped(as_float(umin(bits(x), U(bits(-104.0f))))); // words of negative numbers rise as they fall
+}
+} // namespace detail
+
+/// e^x. x = n ln 2 + r, a polynomial of degree 6 in r, scaled by 2^n in two steps so that subnormal results round once.
+/// exp(-Inf) = 0, exp(+Inf) = +Inf; from 88.72284 up +Inf, below -103.97 zero. Error: 0.9 ulp.
+template <class F> KEEL_FN F exp(F const& x) {
+    using namespace detail;
+    return unless_nan(x, exp_of_clamped(with_sign_of(x, clamped_magnitude(x, 104.0f))));
 }
 
 /// Natural logarithm. x = 2^e m with m in [2/3, 4/3]; a polynomial in m - 1, plus e ln 2.

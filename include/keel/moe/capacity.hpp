@@ -29,7 +29,7 @@ KEEL_HOST int64_t capacity_tiles(int64_t tokens) { return (tokens + capacity_til
 /// Bytes for apply_capacity in the order of position.
 KEEL_HOST int64_t apply_capacity_workspace(int64_t tokens, int64_t experts) {
     int64_t const tiles = capacity_tiles(tokens);
-    return workspace_total(workspace_bytes<int64_t>(tiles * experts) + workspace_bytes<int64_t>(tiles) + workspace_bytes<int64_t>(experts));
+    return workspace_total(workspace_bytes<int64_t>(tiles * experts) + workspace_bytes<int64_t>(tiles) + 2 * workspace_bytes<int64_t>(experts));
 }
 /// Bytes for reroute_overflow, with `spare` next choices a token.
 KEEL_HOST int64_t reroute_overflow_workspace(int64_t tokens, int64_t experts, int64_t k, int64_t spare) {
@@ -58,7 +58,7 @@ template <class B, class I> struct capacity_call {
 
     int64_t tokens, k, experts, tiles;
     view<int64_t, 1> counts;
-    int64_t *places = nullptr, *faults = nullptr, *lengths = nullptr;
+    int64_t *places = nullptr, *faults = nullptr, *lengths = nullptr, *next = nullptr;
 
     KEEL_HOST bool needs_weights() const {
         return options.order == drop_order::weight || options.order == drop_order::batch_prioritised;
@@ -102,31 +102,31 @@ template <class B, class I> struct capacity_call {
     /// Counts the choices and holds them against the demand. The last check.
     void count_choices(validation& check) {
         places = ws.take<int64_t>(tiles * experts), faults = ws.take<int64_t>(tiles), lengths = ws.take<int64_t>(experts);
+        next = ws.take<int64_t>(experts);
         be.for_rows(tiles, capacity_tile_tokens * k, capacity_count_tile<I>{choices, k, experts, places, faults});
         for (int64_t tile = 0; tile < tiles; ++tile)
             check.require(faults[tile] == 0, status_code::bad_option, ids.absent() ? "ids" : "choices", "indices out of range", faults[tile],
                           "experts, or -1 for padding");
-        for (int64_t e = 0; e < experts; ++e) {
-            int64_t const asked = asks_for(e);
-            if (asked != demand[e]) check.fail(status_code::bad_state, "demand", "count", demand[e], asked);
-        }
+        find_lengths();
+        for (int64_t e = 0; e < experts; ++e)
+            if (lengths[e] != demand[e]) check.fail(status_code::bad_state, "demand", "count", demand[e], lengths[e]);
     }
-    KEEL_HOST int64_t asks_for(int64_t e) const {
-        int64_t sum = 0;
-        for (int64_t tile = 0; tile < tiles; ++tile) sum += places[tile * experts + e];
-        return sum;
+    /// How many ask for each expert. Tile after tile, as they lie in memory.
+    KEEL_HOST void find_lengths() const {
+        for (int64_t e = 0; e < experts; ++e) lengths[e] = 0;
+        for (int64_t tile = 0; tile < tiles; ++tile)
+            for (int64_t e = 0; e < experts; ++e) lengths[e] += places[tile * experts + e];
     }
-    /// From counts by tile to each tile's first place at each expert, `start(e, length)` being the expert's first.
+    /// From counts by tile, whose sums are `lengths`, to each tile's first place at each expert, `start(e)` being the expert's first.
     template <class Start> void counts_to_places(Start start) {
-        for (int64_t e = 0; e < experts; ++e) lengths[e] = asks_for(e);
-        for (int64_t e = 0; e < experts; ++e) {
-            int64_t place = start(e);
-            for (int64_t tile = 0; tile < tiles; ++tile) {
-                int64_t const in_tile = places[tile * experts + e];
-                places[tile * experts + e] = place;
-                place += in_tile;
+        for (int64_t e = 0; e < experts; ++e) next[e] = start(e);
+        for (int64_t tile = 0; tile < tiles; ++tile)
+            for (int64_t e = 0; e < experts; ++e) {
+                int64_t& place = places[tile * experts + e];
+                int64_t const in_tile = place;
+                place = next[e];
+                next[e] += in_tile;
             }
-        }
     }
 
     /// Round after round: who asks queues, experts keep what they have room for, the rest asks its token's next spare expert.
@@ -149,6 +149,7 @@ template <class B, class I> struct capacity_call {
             for (int64_t e = 0; e < experts; ++e) room[e] -= lengths[e] < room[e] ? lengths[e] : room[e];
             be.for_rows(tiles, width,
                         capacity_settle_tile<I>{choices, ids, k, experts, out.slots, queues, used, places, round == 0, round == rounds - 1});
+            find_lengths();
             if (!ids.absent()) asked = ids;
         }
     }

@@ -38,18 +38,24 @@ template <class I> struct capacity_count_tile {
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t tile) const {
         if (!g.leader()) return;
+        capacity_count_tile const own = *this; // members that no store can reach
         int64_t* const count = counts + tile * experts;
-        for (int64_t e = 0; e < experts; ++e) count[e] = 0;
+        for (int64_t e = 0; e < own.experts; ++e) count[e] = 0;
         int64_t bad = 0;
-        each_token(tile, ids.extent[0], [&](int64_t t) {
-            for (int64_t j = 0; j < ids.extent[1]; ++j) {
-                auto const id = static_cast<int64_t>(ids(t, j));
-                if (id < -1 || id >= experts) ++bad;
-                else if (id >= 0 && j < k) ++count[id];
+        each_token(tile, own.ids.extent[0], [&](int64_t t) {
+            for (int64_t j = 0; j < own.k; ++j) {
+                auto const id = static_cast<int64_t>(own.ids(t, j));
+                if (own.is_expert(id)) ++count[id];
+                else bad += id != -1 ? 1 : 0;
+            }
+            for (int64_t j = own.k; j < own.ids.extent[1]; ++j) {
+                auto const id = static_cast<int64_t>(own.ids(t, j));
+                bad += own.is_expert(id) || id == -1 ? 0 : 1;
             }
         });
         faults[tile] = bad;
     }
+    KEEL_FN bool is_expert(int64_t id) const { return static_cast<uint64_t>(id) < static_cast<uint64_t>(experts); }
 };
 
 /// Each assignment's slot: the next one of its expert, if that has one left. After queues only what they served has one.
@@ -62,16 +68,17 @@ template <class I> struct capacity_place_tile {
 
     template <class G> KEEL_FN void operator()(G const& g, int64_t tile) const {
         if (!g.leader()) return;
+        capacity_place_tile const own = *this; // members that no store can reach
         int64_t* const place = next + tile * experts;
-        each_token(tile, ids.extent[0], [&](int64_t t) {
-            for (int64_t j = 0; j < k; ++j) {
-                auto const id = static_cast<int64_t>(ids(t, j));
+        each_token(tile, own.ids.extent[0], [&](int64_t t) {
+            for (int64_t j = 0; j < own.k; ++j) {
+                auto const id = static_cast<int64_t>(own.ids(t, j));
                 int64_t slot = -1;
-                if (id >= 0 && (!has_state || out.slots(t, j) == 0)) {
+                if (id >= 0 && (!own.has_state || own.out.slots(t, j) == 0)) {
                     slot = place[id]++;
-                    if (slot >= out.offsets(id + 1)) slot = -1;
+                    slot |= (own.out.offsets(id + 1) - 1 - slot) >> 63; // -1 from there on; a branch would often be guessed wrong
                 }
-                out.slots(t, j) = slot;
+                own.out.slots(t, j) = slot;
             }
         });
     }

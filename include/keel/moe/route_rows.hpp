@@ -5,6 +5,7 @@
 #include <keel/core/report.hpp>
 #include <keel/moe/load_balance_rows.hpp>
 #include <keel/moe/route_groups.hpp>
+#include <keel/moe/route_lanes.hpp>
 #include <keel/moe/route_scores.hpp>
 
 namespace keel::inline KEEL_ABI {
@@ -109,15 +110,28 @@ template <class L, class I> struct route_tile {
         int64_t bad = 0;
         if (g.leader())
             for (int64_t e = 0; e < experts; ++e) count[e] = 0;
-        for (int64_t token = first; token < last; ++token) {
-            if (!valid.absent() && !valid(token)) {
-                row.leave_out(g, token);
-                continue;
-            }
+        auto const one = [&](int64_t token) {
             row.route(g, token, scratch.row(tile, experts));
             if (events != nullptr) bad += non_finite(g, token);
             if (g.leader())
                 for (int64_t j = 0; j < k; ++j) ++count[row.ids(token, j)];
+        };
+        if constexpr (top_rows<G>::exists)
+            if (route_lanes<G, route_row<L, I>> const lanes{row}; lanes.fits(g)) {
+                int64_t tokens_of[std::size_t{lanes.most_tokens}], n = 0;
+                for (int64_t token = first; token < last; ++token) {
+                    if (valid.absent() || valid(token)) tokens_of[n++] = token;
+                    else row.leave_out(g, token);
+                    if (n == 0 || (n < lanes.most_tokens && token + 1 < last)) continue;
+                    for (uint32_t left = lanes.route(g, tokens_of, n, count); left != 0; left &= left - 1) one(tokens_of[__builtin_ctz(left)]);
+                    n = 0;
+                }
+                if (events != nullptr) add_shared(events->non_finite, bad);
+                return;
+            }
+        for (int64_t token = first; token < last; ++token) {
+            if (valid.absent() || valid(token)) one(token);
+            else row.leave_out(g, token);
         }
         if (events != nullptr && g.leader()) add_shared(events->non_finite, bad);
     }

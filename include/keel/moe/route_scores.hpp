@@ -60,6 +60,12 @@ template <class F> KEEL_FN F not_above_zero(F const& z) {
 struct row_softmax {
     float shift = 0.0f, sum = 1.0f;
 };
+/// What is known of logits: nothing, or that they are finite, which saves the clamping and gives the same bits.
+enum class logits_are : uint8_t { any, finite };
+template <logits_are Known, class F> KEEL_FN F exp_of_shifted(F const& x) {
+    if constexpr (Known == logits_are::finite) return detail::exp_not_above_zero(x);
+    else return exp(x);
+}
 
 /// log(1 + e^z) / min(e^z, 1), given e = e^-|z|: between log 2 and 1 below 0, softplus above.
 template <class F> KEEL_FN F softplus_factor(F const& z, F const& e) {
@@ -69,13 +75,13 @@ template <class F> KEEL_FN F softplus_factor(F const& z, F const& e) {
 /// -|z|
 template <class F> KEEL_FN F minus_magnitude(F const& z) { return as_float(magnitude(z) | bits_of<F>(sign_bit)); }
 
-/// s(z). One exponential: e^(z - shift), e^-|z| or e^(-|z|/2).
-template <class F> KEEL_FN F score_of(score_function s, F const& z, row_softmax const& row) {
+/// s(z). One exponential: e^(z - shift), e^-|z| or e^(-|z|/2). Row: row_softmax, or the same of a token a lane.
+template <logits_are Known = logits_are::any, class F, class Row> KEEL_FN F score_of(score_function s, F const& z, Row const& row) {
     auto const below_zero = detail::is_negative(z);
-    F x = finite_logit(z) - F(row.shift);
+    F x = (Known == logits_are::finite ? z : finite_logit(z)) - F(row.shift);
     if (s == score_function::sigmoid) x = minus_magnitude(z);
     if (s == score_function::sqrt_softplus) x = minus_magnitude(z) * F(0.5f);
-    F const e = exp(x);
+    F const e = exp_of_shifted<Known>(x);
     if (s == score_function::softmax) return e / F(row.sum);
     if (s == score_function::sigmoid) return select(below_zero, e, F(1.0f)) / (e + F(1.0f));
     return detail::product(select(below_zero, e, F(1.0f)), sqrt(softplus_factor(z, detail::product(e, e))));
@@ -84,11 +90,11 @@ template <class F> KEEL_FN F score_of(score_function s, F const& z, row_softmax 
 /// s(z) times a factor that all of a token's selected experts share, chosen so that the largest neither overflows nor vanishes:
 /// `shift` is the largest of scale_exponent(z). This is normalisation in the log domain, without the rounding of a logarithm.
 template <class F> KEEL_FN F scale_exponent(score_function s, F const& z) { return s == score_function::softmax ? z : not_above_zero(z); }
-template <class F> KEEL_FN F scaled_score(score_function s, F const& z, float shift) {
+template <logits_are Known = logits_are::any, class F, class Shift> KEEL_FN F scaled_score(score_function s, F const& z, Shift const& shift) {
     F const below = scale_exponent(s, z) - F(shift);
-    F const scaled = exp(s == score_function::sqrt_softplus ? F(below * F(0.5f)) : below);
+    F const scaled = exp_of_shifted<Known>(s == score_function::sqrt_softplus ? F(below * F(0.5f)) : below);
     if (s == score_function::softmax) return scaled;
-    F const e = exp(minus_magnitude(z));
+    F const e = exp_of_shifted<Known>(minus_magnitude(z));
     if (s == score_function::sigmoid) return scaled / (e + F(1.0f));
     return detail::product(scaled, sqrt(softplus_factor(z, e)));
 }

@@ -8,6 +8,7 @@
 #include <keel/backend/cpu/scaled_codes_x86.hpp>
 #include <keel/backend/cpu/scaled_words_x86.hpp>
 #include <keel/backend/cpu/top_k.hpp>
+#include <keel/backend/cpu/top_rows.hpp>
 #include <keel/backend/cpu/turned_codes.hpp>
 
 namespace keel::inline KEEL_ABI {
