@@ -181,6 +181,15 @@ TEST_CASE("groups of masked experts, of two, of all that may be chosen; padding 
     double const way = 1.2310586 - 1 / (1 + std::exp(-2.0)) - 1 / (1 + std::exp(-3.0));
     auto const bin = static_cast<std::size_t>((way + 1) / 2 * bins);
     CHECK(h.memory[bin] >= 1);
+    // Equal experts, three of three chosen: their group is in without any one of them, and nobody is next. For the others the way in is
+    // long: 2 * 0.9525741 less a neighbour's and their own 0.5.
+    guarded_matrix<float> equals(1, 6, 0, {3, 3, 3, 0, 0, 0});
+    for_each_backend([&](std::string const& name, auto const& be) {
+        INFO(name);
+        h.run(be, equals.view(), bias, 3, {.groups = 2, .top_groups = 1}).or_throw();
+        for (std::size_t e = 0; e < 3; ++e) CHECK(h.memory[e * bins] == 1);
+        for (std::size_t e = 3; e < 6; ++e) CHECK(h.memory[e * bins + static_cast<std::size_t>((2 * 0.9525741 - 1 + 1) / 2 * bins)] == 1);
+    });
 }
 
 TEST_CASE("groups that cannot be are refused by name, and nothing is counted") {

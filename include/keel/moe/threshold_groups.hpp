@@ -66,7 +66,7 @@ template <class L> struct threshold_group_row {
         g.sync();
         for (int64_t q = 0; q < groups; ++q) {
             group_standing own{};
-            for (int i = 0; i < 3; ++i) own.best[i] = nth_word(g, c, groups, size, i + 1, [&](int64_t p) { return p == q; });
+            three_best(g, c + q * size, size, own.best);
             U highest(0u);
             g.each(size, [&](auto at) { highest = umax(highest, g.inside(at, rank_word(g.load(z + q * size, at)))); });
             own.logit = g.max_bits(highest);
@@ -97,6 +97,23 @@ template <class L> struct threshold_group_row {
                 U const own = rank_word(g.load(c + q * size, at));
                 g.store(c + q * size, at, select(eq(own, U(first)), F(of_first), select(eq(own, U(second)), F(of_second), F(of_others))));
             });
+        }
+    }
+
+    /// Words in falling order; equal ones count each.
+    template <class G> KEEL_FN static void three_best(G const& g, float const* c, int64_t size, uint32_t* best) {
+        using U = typename G::words;
+        uint32_t word = 0xffffffffu;
+        for (int found = 0; found < 3 && word != 0;) {
+            U highest(0u), equal(0u);
+            g.each(size, [&](auto at) {
+                U const own = g.inside(at, rank_word(g.load(c, at)));
+                highest = umax(highest, select(gt(U(word), own), own, U(0u)));
+            });
+            word = g.max_bits(highest);
+            if (word == 0) return;
+            g.each(size, [&](auto at) { equal = equal + select(eq(g.inside(at, rank_word(g.load(c, at))), U(word)), U(1u), U(0u)); });
+            for (int64_t left = g.total(equal); left > 0 && found < 3; --left) best[found++] = word;
         }
     }
 

@@ -37,8 +37,8 @@ KEEL_HOST int64_t count_thresholds_workspace(int64_t tokens, int64_t experts, in
 /// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (k, score, groups, a bias that is not finite, a bias so large that
 ///                a bin has no width), small_workspace.
 /// Aliasing       thresholds have memory of their own. Workspace: count_thresholds_workspace(tokens, experts, k, options).
-/// Cost           a route with k + 1, one more pass over the logits for scores, and an increment an element. Groups: 32 passes over the cached
-///                row for the groups' best, and 32 over top_groups of them for each group that is not chosen.
+/// Cost           a route with k + 1, one more pass over the logits for scores, and an increment an element. Groups: besides, 32 passes over top_groups
+///                of them in the cached row, and as many for each group that is not chosen.
 /// Source         the quantile balancing of Kimi K3, Megatron and torchtitan; there the histogram is of floats, or of one rank's tokens.
 template <row_backend B, class L>
 status count_thresholds(B const& be, view<L, 2> logits, view<float const, 1> bias, int64_t k, threshold_counts& thresholds,
