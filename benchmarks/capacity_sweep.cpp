@@ -8,8 +8,9 @@
 //     price              that, over what an assignment costs at factor 1: 1 where the recovered ones cost what the others do
 //
 // ragged: keel's rows, of served assignments only. padded: experts work on their whole capacity, filled or not, as static shapes
-// make them (the products are of experts * capacity rows; gather and sum move the served ones). The load: a skew that all tokens
-// share, as before a balancing bias has moved.
+// make them (the products are of experts * capacity rows; gather and sum move the served ones). spare_n: overflow asks a token's n next
+// choices before it is dropped, and what they recover counts with what the factor does: at factor 1 it is all theirs. The load: a skew that
+// all tokens share, as before a balancing bias has moved.
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,7 +22,7 @@
 #include <keel/backend/matmul.hpp>
 #include <keel/core/random.hpp>
 #include <keel/moe/dispatch.hpp>
-#include <keel/moe/route.hpp>
+#include <keel/moe/route_weights.hpp>
 #include <keel/nn/swiglu.hpp>
 
 #include "support/in_turns.hpp"
@@ -42,12 +43,12 @@ template <class T> auto filled(int64_t count, uint32_t seed, float size) {
 /// One layer at one capacity, with all of its buffers.
 class layer {
   public:
-    layer(capacity_limit limit, bool padded)
-        : limit_(limit), capacity_(limit.tokens_an_expert(tokens, k, experts)), padded_(padded), x_(filled<bf16>(tokens * width, 1, 1.0f)),
+    layer(capacity_limit limit, bool padded, int64_t spare)
+        : limit_(limit), capacity_(limit.tokens_an_expert(tokens, k, experts)), spare_(spare), padded_(padded), x_(filled<bf16>(tokens * width, 1, 1.0f)),
           gate_up_(filled<bf16>(experts * 2 * hidden * width, 2, 0.06f)), down_(filled<bf16>(experts * width * hidden, 3, 0.06f)),
-          logits_(filled<float>(tokens * experts, 4, 1.0f)), weights_(size(tokens * k)), ids_(size(tokens * k)), asked_(size(experts)),
+          logits_(filled<float>(tokens * experts, 4, 1.0f)), weights_(size(tokens * k)), choices_(size(tokens * (k + spare))), ids_(size(tokens * k)), asked_(size(experts)),
           given_(size(experts)), slots_(size(tokens * k)), offsets_(size(experts + 1)), blocks_(size(experts + 1)),
-          memory_(size(route_workspace(tokens, experts) + apply_capacity_workspace(tokens, experts) +
+          memory_(size(route_workspace(tokens, experts) + reroute_overflow_workspace(tokens, experts, k, spare) +
                        matmul_workspace(cpu<>{}, rows_at_most(), 2 * hidden, width, experts) +
                        matmul_workspace(cpu<>{}, rows_at_most(), width, hidden, experts))),
           rows_(size(rows_at_most() * width)), both_(size(rows_at_most() * 2 * hidden)), active_(size(rows_at_most() * hidden)),
@@ -58,11 +59,17 @@ class layer {
 
     void operator()() {
         cpu<> const be;
-        auto const id = rows(ids_.data(), tokens, k);
+        auto const choices = rows(choices_.data(), tokens, k + spare_);
+        auto const z = rows(logits_.data(), tokens, experts);
         auto const w = rows(weights_.data(), tokens, k);
         expert_slots const where{rows(slots_.data(), tokens, k), vec(offsets_.data(), experts + 1)};
-        route(be, rows(logits_.data(), tokens, experts), {}, id, w, demand_, {}, {}, ws()).or_throw();
-        apply_capacity(be, id, demand_, where, served_, {.limit = limit_}, ws()).or_throw();
+        route(be, z, {}, choices, w, demand_, {}, {.spare = spare_}, ws()).or_throw();
+        if (spare_ == 0) apply_capacity(be, choices, demand_, where, served_, {.limit = limit_}, ws()).or_throw();
+        else {
+            auto const ids = rows(ids_.data(), tokens, k);
+            reroute_overflow(be, choices, {}, demand_, ids, where, served_, {}, {.limit = limit_}, ws()).or_throw();
+            route_weights(be, z, ids, where.slots, w, {normalise_over::chosen}).or_throw();
+        }
         int64_t const taken = served_.total(), worked = padded_ ? experts * capacity_ : taken;
         view<int64_t const, 1> const groups = padded_ ? vec<int64_t const>(blocks_.data(), experts + 1) : view<int64_t const, 1>(where.offsets);
         dispatch(be, rows(x_.data(), tokens, width), where, rows(rows_.data(), taken, width)).or_throw();
@@ -89,11 +96,11 @@ class layer {
     }
 
     capacity_limit limit_;
-    int64_t capacity_;
+    int64_t capacity_, spare_;
     bool padded_;
     keel_bench::aligned_vector<bf16> x_, gate_up_, down_;
     keel_bench::aligned_vector<float> logits_, weights_;
-    std::vector<int32_t> ids_;
+    std::vector<int32_t> choices_, ids_;
     std::vector<int64_t> asked_, given_, slots_, offsets_, blocks_;
     keel_bench::aligned_vector<std::byte> memory_;
     keel_bench::aligned_vector<bf16> rows_, both_, active_, out_, y_;
@@ -101,8 +108,8 @@ class layer {
     served_counts served_;
 };
 
-void sweep(benchmark::State& state, capacity_limit limit, bool padded) {
-    layer own(limit, padded), first(capacity_limit::factor(1, 1), padded);
+void sweep(benchmark::State& state, capacity_limit limit, bool padded, int64_t spare) {
+    layer own(limit, padded, spare), first(capacity_limit::factor(1, 1), padded, 0);
     own(), first();
     std::vector<double> seconds, ratio, extra;
     for (auto _ : state) {
@@ -130,13 +137,17 @@ int const registered = [] {
     for (bool padded : {false, true}) {
         std::string const name = padded ? "padded/" : "ragged/";
         for (int64_t quarters : {4, 5, 6, 8, 12})
-            benchmark::RegisterBenchmark((name + "factor_" + std::to_string(quarters / 4) + "." + (quarters % 4 == 0 ? "00" : std::to_string(25 * (quarters % 4)))).c_str(),
-                                         sweep, capacity_limit::factor(quarters, 4), padded)
-                ->UseManualTime()
-                ->Unit(benchmark::kMillisecond);
+            for (int64_t spare : {0, 1, 2}) {
+                if (spare > 0 && quarters > 5) continue; // room enough without it
+                std::string const factor = std::to_string(quarters / 4) + "." + (quarters % 4 == 0 ? "00" : std::to_string(25 * (quarters % 4)));
+                std::string const next = spare == 0 ? "" : "/spare_" + std::to_string(spare);
+                benchmark::RegisterBenchmark((name + "factor_" + factor + next).c_str(), sweep, capacity_limit::factor(quarters, 4), padded, spare)
+                    ->UseManualTime()
+                    ->Unit(benchmark::kMillisecond);
+            }
         // Padded, no limit would be all tokens for every expert.
         if (padded) continue;
-        benchmark::RegisterBenchmark((name + "dropless").c_str(), sweep, capacity_limit::dropless(), padded)->UseManualTime()->Unit(benchmark::kMillisecond);
+        benchmark::RegisterBenchmark((name + "dropless").c_str(), sweep, capacity_limit::dropless(), padded, 0)->UseManualTime()->Unit(benchmark::kMillisecond);
     }
     return 0;
 }();

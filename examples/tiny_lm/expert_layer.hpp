@@ -3,6 +3,7 @@
 // The router counts its demand before capacity drops anything, and only that demand can move the balancing bias.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -70,6 +71,13 @@ private:
     matrix<Activation> both_, dboth_, active_, dactive_;
 };
 
+/// How a layer's experts stand: the load, and the least and the largest part of the output that is one expert's. An expert may be asked
+/// for as often as the others and yet add nothing.
+struct expert_health {
+    keel::balance_line line;
+    double least_share = 0, largest_share = 0;
+};
+
 template <class Backend, class Activation> class expert_layer {
 public:
     expert_layer(parameter_list& parameters, std::string const& prefix, model_shape const& shape, bool fp8, std::int64_t tokens)
@@ -81,7 +89,7 @@ public:
           weights_(tokens, shape.top_k), dweights_(tokens, shape.top_k), log_sum_(tokens, 1), slots_(tokens, shape.top_k),
           offsets_(1, shape.experts + 1), demand_memory_(1, shape.experts), served_memory_(1, shape.experts),
           expert_rows_(tokens * shape.top_k, shape.width), expert_out_(tokens * shape.top_k, shape.width), dexpert_(tokens * shape.top_k, shape.width),
-          shared_out_(tokens, shape.width), dx_shared_(tokens, shape.width), dx_routed_(tokens, shape.width), share_terms_(tokens, 4),
+          shared_out_(tokens, shape.width), dx_shared_(tokens, shape.width), dx_routed_(tokens, shape.width), share_terms_(tokens, 4), row_terms_(tokens * shape.top_k, 1), expert_shares_(1, shape.experts),
           bias_(1, shape.experts), pending_(1, shape.experts), ledger_(1, keel::balance_ledger_size(1)), signs_(1, shape.experts),
           demand_(demand_memory_.vec(shape.experts)), served_(served_memory_.vec(shape.experts)) {}
 
@@ -106,7 +114,8 @@ public:
         keel::dispatch(be, x, where(t), expert_rows_.rows(served)).or_throw();
         routed_.template forward<row_groups>(be, expert_rows_.rows(served), groups(), expert_out_.rows(served), training, ws);
         shared_.forward(be, x, shared_out_.rows(t), training, ws);
-        keel::combine(be, expert_out_.rows(served), where(t), weights_.rows(t), shared_out_.rows(t), y, {.share_terms = share_terms_.rows(t)})
+        keel::combine(be, expert_out_.rows(served), where(t), weights_.rows(t), shared_out_.rows(t), y,
+                      {.share_terms = share_terms_.rows(t), .row_terms = row_terms_.vec(served)})
             .or_throw();
     }
 
@@ -150,18 +159,17 @@ public:
     // --- what the last training forward showed ---------------------------------------------------------------------
 
     /// Of `tokens`; what share of the model's parameters is routed stands beside this layer's routed share of the output.
-    keel::balance_line health(Backend const& be, std::int64_t tokens, double routed_parameters) {
-        keel::routed_share const routed = share(be, tokens);
-        keel::balance_line line;
-        keel::measure_balance(demand_, served_, balance(), line,
+    expert_health health(Backend const& be, std::int64_t tokens, double routed_parameters) {
+        keel::routed_share routed;
+        keel::measure_routed_share(be, share_terms_.rows(tokens), &routed).or_throw();
+        expert_health out;
+        keel::measure_balance(demand_, served_, balance(), out.line,
                               {static_cast<double>(routed.projection()), static_cast<double>(routed.norm()), routed_parameters})
             .or_throw();
-        return line;
-    }
-    keel::routed_share share(Backend const& be, std::int64_t tokens) {
-        keel::routed_share share;
-        keel::measure_routed_share(be, share_terms_.rows(tokens), &share).or_throw();
-        return share;
+        keel::measure_expert_shares(be, row_terms_.vec(served_.total()), groups(), routed, expert_shares_.vec(shape_.experts)).or_throw();
+        auto const [least, largest] = std::minmax_element(expert_shares_.data(), expert_shares_.data() + shape_.experts);
+        out.least_share = static_cast<double>(*least), out.largest_share = static_cast<double>(*largest);
+        return out;
     }
     /// Which experts each token chose, and the row where each choice was served (-1: dropped).
     keel::view<std::int32_t const, 2> chosen(std::int64_t tokens) { return ids_.rows(tokens); }
@@ -185,7 +193,7 @@ private:
     matrix<float> weights_, dweights_, log_sum_;
     matrix<std::int64_t> slots_, offsets_, demand_memory_, served_memory_;
     matrix<Activation> expert_rows_, expert_out_, dexpert_, shared_out_, dx_shared_, dx_routed_;
-    matrix<float> share_terms_, bias_;
+    matrix<float> share_terms_, row_terms_, expert_shares_, bias_;
     matrix<std::int64_t> pending_, ledger_, signs_;
     keel::demand_counts demand_;
     keel::served_counts served_;

@@ -123,15 +123,17 @@ private:
     /// The balance line of each layer at the last step: the table above has only the worst of each figure.
     void show_balance() {
         std::int64_t layer = 0;
-        for (keel::balance_line const& line : trainer_.balance()) {
+        for (auto const& [line, least, largest] : trainer_.balance()) {
             keel::balance_text const text(line);
-            std::printf("  experts of layer %s: %s\n", shortest(layer).c_str(), text.c_str());
+            std::printf("  experts of layer %s: %s, an expert %s%% to %s%%\n", shortest(layer).c_str(), text.c_str(),
+                        fixed(100 * least, 1).c_str(), fixed(100 * largest, 1).c_str());
             log_record record = log_.record("balance", trainer_.at().step);
             record.add("layer", layer).add("demand_max_over_mean", line.demand_max).add("served_max_over_mean", line.served_max);
             record.add("demand_min_over_mean", line.demand_min).add("served_min_over_mean", line.served_min);
             record.add("demand_entropy", line.demand_entropy).add("served_entropy", line.served_entropy);
             record.add("dropped_share", line.dropped).add("dead_experts", line.dead).add("bias_spread", static_cast<double>(line.bias_spread));
             record.add("sign_flips", line.sign_flips).add("routed_output_share", line.shares.output).add("routed_norm_share", line.shares.norm);
+            record.add("least_expert_share", least).add("largest_expert_share", largest);
             record.add("routed_parameter_share", line.shares.parameters).add("concealed", line.concealed() ? 1 : 0);
             log_.write(record);
             ++layer;

@@ -71,7 +71,7 @@ public:
     progress const& at() const { return at_; }
     flop_ledger const& ledger() const { return ledger_; }
     /// The balance line of each layer, of the last step; empty before the first.
-    std::vector<keel::balance_line> const& balance() const { return balance_; }
+    std::vector<expert_health> const& balance() const { return balance_; }
 
 private:
     static constexpr double first_balance_rate = 1e-2;
@@ -92,7 +92,7 @@ private:
             h.largest_logit = std::fmax(h.largest_logit, attention.largest_logit());
             first_token += attention.first_token_sum();
             balance_.push_back(experts.health(be_, tokens, ledger_.routed_parameter_share()));
-            auto const& line = balance_.back();
+            auto const& line = balance_.back().line;
             if (line.demand_max > h.demand_max_over_mean) h.demand_max_over_mean = line.demand_max, h.served_max_over_mean = line.served_max;
             h.dead_experts += line.dead;
             if (line.concealed() && h.concealed_layer < 0) h.concealed_layer = l;
@@ -113,7 +113,7 @@ private:
     optimiser<Backend> optimiser_;
     std::vector<keel::gradient_tensor> gradients_;
     batch batch_;
-    std::vector<keel::balance_line> balance_;
+    std::vector<expert_health> balance_;
     progress at_;
 };
 

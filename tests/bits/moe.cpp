@@ -75,9 +75,9 @@ template <class B> void layer(B const& be, digest& d, data_kind kind, int64_t ex
     std::vector<int64_t> histogram(count * 50), sums(count * 50), signs(count);
     keel::balance_state const quantiles{state.bias, state.pending, state.ledger, keel::vec(signs.data(), experts), keel::rows(sums.data(), experts, bins)};
     keel::threshold_counts thresholds(keel::rows(histogram.data(), experts, bins));
-    scratch more(keel::count_thresholds_workspace(tokens, experts, k));
+    scratch more(keel::count_thresholds_workspace(tokens, experts, k, options));
     r.run(be, logits.view(), {.bias = state.bias}, options).or_throw();
-    keel::count_thresholds(be, logits.view(), state.bias, k, thresholds, options.score, more.get()).or_throw();
+    keel::count_thresholds(be, logits.view(), state.bias, k, thresholds, options, more.get()).or_throw();
     keel::commit(be, quantiles, r.demand, thresholds, {.step = 1}).or_throw();
     keel::pending_demand(quantiles, all).or_throw();
     keel::update_balance(be, quantiles, keel::reduced_over_ranks(all), keel::open_gate(), {.rule = keel::balance_rule::quantile, .rate = 0.5f}).or_throw();

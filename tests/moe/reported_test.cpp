@@ -24,8 +24,19 @@
 //   kekzl/imp #2056, vLLM #50982    more than 256 experts, or 160         here
 //   torchtitan #1593, #4148         evaluation and recompute count        here
 //   tt-metal #47914                 biases of 34.5 +- 0.14                here
-//   TE (by reading)                 offsets of 32 bits                    here
+//   TE (by reading)                 offsets of 32 bits                    here; padding_test: rows that lie further apart
 //   DeepEP #58                      an expert's rows not adjacent         here
+//   HF #31464                       layers summed before the loss         padding_test: layers' losses
+//   Megatron-LM #5542               padding takes up capacity             padding_test: a padded batch
+//   Megatron-LM #1693               no bias with softmax                  route_test: route matches its formulas
+//   Megatron-LM #1482               bias in bf16                          demand_flow_test: a bias of half; no other type compiles
+//   Megatron-LM #7081, #7481        counts in bf16; reduced in place      balance_test: counts of two ranks
+//   MaxText, vLLM #21883            signs of shards; not reduced          demand_flow_test: the sign of a sum; refusals.py
+//   torchtitan #1304, Megatron #7213 reset or denominator between steps   balance_rules_test: a state restored; demand_flow_test
+//   MaxText #2494, torchtitan #1403 bias never updated                    health_test: beyond it a still bias
+//   DeepSpeed #8369, PaddleFormers #4773 bias lost; moved while frozen    balance_rules_test
+//   prime-rl #1332, #2953           hottest left out; recompute counts    demand_flow_test
+//   vLLM #38128, #57151             padding, warm-up counted              demand_flow_test
 //   blueberry-llm #4                overflow to the next best expert      capacity_order_test: rerouting
 #include <algorithm>
 #include <array>

@@ -51,6 +51,11 @@ TEST_CASE("ties go to the larger logit, then to the lower index") {
     for (score_function s : all_scores) {
         CHECK(ids(std::vector<float>(37, 0.25f), 4, s) == list{0, 1, 2, 3}); // kept apart by the index alone
         CHECK(ids({0.0f, -0.0f, 0.0f, -0.0f}, 3, s) == list{0, 1, 2});       // -0 is 0
+        // More equals than a candidate list holds, and more choices than one register: each has a path of its own.
+        CHECK(ids(std::vector<float>(700, -1.5f), 4, s) == list{0, 1, 2, 3});
+        list first(17);
+        for (std::size_t i = 0; i < first.size(); ++i) first[i] = static_cast<int64_t>(i);
+        CHECK(ids(std::vector<float>(300, 0.25f), 17, s) == first);
     }
     // sigmoid rounds to 1 from 17.4 on: the logit decides, by as little as one ulp (SGLang #31768 added 3e-7 * index instead).
     std::vector<float> high(70, 18.0f);

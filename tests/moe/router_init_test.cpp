@@ -70,6 +70,16 @@ TEST_CASE("calibrate_bias: a large common mean crowns no experts") {
         keel::calibrate_bias(keel::cpu{}, logits.view(), k, kept.vec(), {.route = {.score = s}, .rounds = 3, .rate = 10.0f}, ws.get()).or_throw();
         CHECK(kept.contents() == bias.contents());
     }
+    // The options of a forward with groups and next choices.
+    keel::route_options limited{.groups = 8, .top_groups = 3, .spare = 2};
+    guarded_matrix<float> grouped(1, experts), listed(1, experts);
+    keel::calibrate_bias(keel::cpu{}, logits.view(), k, listed.vec(), {.route = limited}, ws.get()).or_throw();
+    limited.spare = 0;
+    keel::calibrate_bias(keel::cpu{}, logits.view(), k, grouped.vec(), {.route = limited}, ws.get()).or_throw();
+    CHECK(listed.contents() == grouped.contents());
+    routed<> after(tokens, experts, k);
+    after.run(keel::cpu{}, logits.view(), {.bias = grouped.vec()}, limited).or_throw();
+    CHECK(keel::max_over_mean(after.demand) < 1.1); // neighbours move each other, so the last steps fit less well than without groups
     guarded_matrix<float> bias(1, experts);
     CHECK(keel::calibrate_bias(keel::cpu{}, logits.view(), 0, bias.vec(), {}, ws.get()).code == keel::status_code::bad_option);
     CHECK(keel::calibrate_bias(keel::cpu{}, logits.view(), k, bias.vec(), {.decay = 0.0f}, ws.get()).code == keel::status_code::bad_option);

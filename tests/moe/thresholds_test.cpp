@@ -6,8 +6,7 @@
 
 #include <keel/backend/cpu/cpu.hpp>
 #include <keel/moe/balance.hpp>
-#include <keel/moe/thresholds.hpp>
-#include <moe/balance_layer.hpp>
+#include <moe/quantile_layer.hpp>
 #include <moe/router.hpp>
 #include <support/backends.hpp>
 #include <support/catch.hpp>
@@ -16,8 +15,6 @@ using namespace keel_test;
 using keel::score_function, keel::status_code;
 
 namespace {
-
-constexpr int64_t bins = 200;
 
 double score(score_function f, std::vector<double> const& z, std::size_t e) {
     double sum = 0;
@@ -40,39 +37,6 @@ std::vector<std::vector<double>> thresholds_of(guarded_matrix<float> const& logi
     return out;
 }
 
-/// Histogram memory and the call.
-struct histogram {
-    list memory;
-    keel::threshold_counts counts;
-    explicit histogram(int64_t experts, int64_t width = bins)
-        : memory(static_cast<std::size_t>(experts * width), -7), counts(keel::rows(memory.data(), experts, width)) {}
-    histogram(histogram const&) = delete;
-
-    template <class B, class L>
-    keel::status run(B const& be, keel::view<L, 2> logits, std::vector<float> const& bias, int64_t k, score_function f = score_function::sigmoid,
-                     keel::view<bool const, 1> valid = {}) {
-        scratch ws(keel::count_thresholds_workspace(logits.extent[0], logits.extent[1], k));
-        return keel::count_thresholds(be, logits, keel::vec(bias.data(), static_cast<int64_t>(bias.size())), k, counts, f, ws.get(), valid);
-    }
-};
-
-/// A layer that keeps thresholds.
-struct quantile_layer : layer {
-    list thresholds;
-    explicit quantile_layer(int64_t experts) : layer(experts), thresholds(static_cast<std::size_t>(experts * bins)) {}
-    keel::balance_state state() {
-        keel::balance_state s = layer::state();
-        s.thresholds = keel::rows(thresholds.data(), static_cast<int64_t>(bias.size()), bins);
-        return s;
-    }
-    bool same(quantile_layer const& o) const { return layer::same(o) && thresholds == o.thresholds; }
-    keel::status update_by_quantile(keel::step_gate const& gate = keel::open_gate(), keel::balance_options options = {keel::balance_rule::quantile, 1.0f}) {
-        keel::demand_counts all;
-        keel::status const s = keel::pending_demand(state(), all);
-        return s.ok() ? keel::update_balance(keel::cpu{}, state(), keel::reduced_over_ranks(all), gate, options) : s;
-    }
-};
-
 /// Skewed logits: expert e is liked by 0.2 e.
 guarded_matrix<float> skewed(int64_t tokens, int64_t experts, uint32_t seed) {
     std::vector<float> z = floats(data_kind::normal, tokens * experts, seed);
@@ -90,7 +54,7 @@ TEST_CASE("thresholds are those of the definition, counted once a token and expe
     for (score_function f : all_scores) {
         INFO("score " << static_cast<int>(f));
         histogram h(experts);
-        h.run(keel::cpu{}, logits.view(), bias, k, f).or_throw();
+        h.run(keel::cpu{}, logits.view(), bias, k, {.score = f}).or_throw();
         CHECK(h.counts.tokens() == tokens);
         CHECK(h.counts.per_token() == k);
         auto const exact = thresholds_of(logits, bias, k, f);
@@ -115,7 +79,7 @@ TEST_CASE("thresholds are those of the definition, counted once a token and expe
         for_each_backend([&](std::string const& name, auto const& be) {
             INFO(name);
             histogram other(experts);
-            other.run(be, logits.view(), bias, k, f).or_throw();
+            other.run(be, logits.view(), bias, k, {.score = f}).or_throw();
             CHECK(other.memory == h.memory);
         });
     }
@@ -236,7 +200,7 @@ TEST_CASE("padding, masked experts and bad rows each count as the contract says"
     bool const valid[] = {true, false, true, true};
     std::vector<float> const bias(4);
     histogram h(experts);
-    h.run(keel::cpu{}, z.view(), bias, k, score_function::sigmoid, keel::vec(valid, 4)).or_throw();
+    h.run(keel::cpu{}, z.view(), bias, k, {}, keel::vec(valid, 4)).or_throw();
     CHECK(h.counts.tokens() == 3);
     list sums(4), last(4), first(4);
     for (std::size_t e = 0; e < 4; ++e) {

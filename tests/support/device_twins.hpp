@@ -10,12 +10,21 @@
 
 namespace keel_test {
 
-/// Host memory, and device memory that starts as its copy.
-template <class T> struct twins {
+/// CUDA's kernels behind calls that read results on the host: each launch is waited for, and memory is seen by both.
+struct unified {
+    template <class Kernel> void for_rows(int64_t row_count, int64_t width, Kernel const& kernel) const {
+        keel::cuda{}.for_rows(row_count, width, kernel);
+        cudaDeviceSynchronize();
+    }
+};
+
+/// Host memory, and device memory that starts as its copy; with `Managed` a host call may read that too.
+template <class T, bool Managed = false> struct twins {
     std::vector<T> host;
     T* device = nullptr;
     explicit twins(std::vector<T> values) : host(std::move(values)) {
-        cudaMalloc(&device, host.size() * sizeof(T) + 1);
+        if constexpr (Managed) cudaMallocManaged(&device, host.size() * sizeof(T) + 1);
+        else cudaMalloc(&device, host.size() * sizeof(T) + 1);
         cudaMemcpy(device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice);
     }
     explicit twins(int64_t n) : twins(std::vector<T>(static_cast<std::size_t>(n))) {}
@@ -23,12 +32,19 @@ template <class T> struct twins {
     ~twins() { cudaFree(device); }
     T* on(keel::reference) { return host.data(); }
     T* on(keel::cuda) { return device; }
+    T* on(unified)
+        requires Managed
+    {
+        return device;
+    }
     bool equal() const {
         std::vector<T> got(host.size());
         cudaMemcpy(got.data(), device, got.size() * sizeof(T), cudaMemcpyDeviceToHost);
         return std::memcmp(got.data(), host.data(), got.size() * sizeof(T)) == 0;
     }
 };
+
+template <class T> using unified_twins = twins<T, true>;
 
 /// Numbers from -1 to 1, one in seven of them tiny.
 template <class X> std::vector<X> values(int64_t n, unsigned state) {
@@ -43,10 +59,16 @@ template <class X> std::vector<X> values(int64_t n, unsigned state) {
 }
 
 /// fn(backend) for the reference and the device; whether the device came to its end.
-template <class Fn> bool on_both(Fn fn) {
+template <class Device = keel::cuda, class Fn> bool on_both(Fn fn) {
     fn(keel::reference{});
-    fn(keel::cuda{});
+    fn(Device{});
     return cudaDeviceSynchronize() == cudaSuccess;
 }
 
 } // namespace keel_test
+
+template <> struct keel::backend_traits<keel_test::unified> {
+    static constexpr bool is_backend = true;
+    static constexpr bool asynchronous = false;
+    static constexpr memory_space space = memory_space::host;
+};

@@ -53,6 +53,9 @@ def check_bits(folder, text):
         lines = [r for r in map(json.loads, log.read_text().splitlines()) if r["record"] == "balance"]
         expect([r["layer"] for r in lines] == [0, 1] and all(r["step"] == 8 and r["demand_max_over_mean"] >= 1 for r in lines),
                f"{precision}: the log has no balance line for each layer")
+        # Four experts, whose parts sum to the routed share but for the rounding of fp32 sums.
+        expect(all(4 * r["least_expert_share"] <= r["routed_output_share"] + 1e-5 <= 4 * r["largest_expert_share"] + 2e-5 for r in lines),
+               f"{precision}: the experts' shares do not frame their sum")
         expect(saved[1][2].count("experts of layer") == 2, f"{precision}: no balance line for each layer is printed")
         expect(len(saved[1][1]) == 8 and saved[1][1][-1][1] < saved[1][1][0][1], f"{precision}: the loss does not fall")
         # Three steps, then on: the schedule depends on --steps, so the first part is stopped, not shortened.

@@ -17,7 +17,7 @@ struct router_init_options {
 };
 
 struct calibrate_options {
-    route_options route = {};
+    route_options route = {}; ///< as in the forward; spare is not read
     int64_t rounds = 96;  ///< the batch is routed once a round
     float rate = 0.25f;   ///< the first round's step of the bias, in units of the score
     float decay = 0.85f;  ///< factor on the step after each round; the steps left always exceed 5 times the last one
@@ -169,6 +169,7 @@ status calibrate_bias(B const& be, view<L, 2> logits, int64_t k, view<float, 1> 
     auto const ids = rows(ws.take<int32_t>(tokens * k), tokens, k);
     auto const weights = rows(ws.take<float>(tokens * k), tokens, k);
     demand_counts demand(vec(ws.take<int64_t>(experts), experts));
+    options.route.spare = 0;
     float* const trial = ws.take<float>(experts);
     for (int64_t e = 0; e < experts; ++e) trial[e] = bias(e);
     int64_t least = 0;

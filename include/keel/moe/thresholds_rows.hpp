@@ -42,7 +42,8 @@ template <class L> struct threshold_block_row {
     view<int32_t const, 2> ids; ///< -1 in a row of padding
     score_function score;
     threshold_range range;
-    float const* level;
+    float const* level; ///< [tokens], or [tokens, experts] where each expert has its own
+    bool own_levels;
     float* scratch; ///< [blocks, threshold_block]
     view<int64_t, 2> counts;
 
@@ -57,7 +58,8 @@ template <class L> struct threshold_block_row {
             if (ids(t, 0) < 0) continue;
             g.each(n, [&](auto at) {
                 F const s = threshold_score(score, g.load(logits.at(t) + first, at), log_sum(t));
-                g.store(x, at, (F(level[t]) - s - F(range.low)) / F(range.width));
+                F const a = own_levels ? g.load(level + t * logits.extent[1] + first, at) : F(level[t]);
+                g.store(x, at, (a - s - F(range.low)) / F(range.width));
             });
             g.sync();
             if (g.leader())
