@@ -236,6 +236,34 @@ TEST_CASE("a batch has the bits of its items") {
         }
 }
 
+TEST_CASE("small products of floats are read where they lie: every tail of rows and columns, batches, groups and threads") {
+    struct sizes {
+        int64_t batch, m, n, k;
+    };
+    for (sizes s : {sizes{9, 64, 64, 64}, {3, 23, 16, 5}, {1, 1, 40, 3}, {2, 50, 33, 0}, {300, 12, 20, 7}, {1, 61, 200, 190}, {2, 7, 97, 1030}}) {
+        CAPTURE(s.batch, s.m, s.n, s.k);
+        auto const x = floats(data_kind::normal, s.batch * s.m * s.k, 1), y = floats(data_kind::normal, s.batch * s.k * s.n, 2);
+        auto const old = floats(data_kind::normal, s.batch * s.m * s.n, 3);
+        std::vector<float> want = old;
+        for (int64_t i = 0; i < s.batch; ++i)
+            REQUIRE(matmul(reference{}, part(cube(x.data(), s.batch, s.m, s.k), i), part(cube(y.data(), s.batch, s.k, s.n), i),
+                           part(cube(want.data(), s.batch, s.m, s.n), i), {.alpha = 0.5f, .beta = 0.25f}).ok());
+        std::vector<int64_t> offsets;
+        for (int64_t i = 0; i <= s.batch; ++i) offsets.push_back(i * s.m);
+        keel_test::for_each_cpu([&](std::string const& name, auto const& be) {
+            CAPTURE(name);
+            std::vector<float> c = old, grouped = old;
+            scratch ws(matmul_workspace(be, s.batch * s.m, s.n, s.k, s.batch));
+            auto const b = cube(y.data(), s.batch, s.k, s.n);
+            CHECK(matmul(be, cube(x.data(), s.batch, s.m, s.k), b, cube(c.data(), s.batch, s.m, s.n), {.alpha = 0.5f, .beta = 0.25f}, ws.get()).ok());
+            CHECK(keel_test::equal_bits(c, want));
+            CHECK(grouped_matmul(be, rows(x.data(), s.batch * s.m, s.k), b, rows(grouped.data(), s.batch * s.m, s.n),
+                                 vec(offsets.data(), s.batch + 1), {.alpha = 0.5f, .beta = 0.25f}, ws.get()).ok());
+            CHECK(keel_test::equal_bits(grouped, want));
+        });
+    }
+}
+
 TEST_CASE("groups of rows: each row has the bits of matmul with its group's matrix") {
     int64_t const rows_ = 150, n = 45, k = 70;
     std::vector<int64_t> const offsets = {3, 3, 20, 21, 21, 140, 140}; // empty groups, rows before and after all groups

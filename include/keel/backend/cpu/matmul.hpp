@@ -6,6 +6,7 @@
 #include <new>
 
 #include <keel/backend/cpu/cpu.hpp>
+#include <keel/backend/cpu/direct_products.hpp>
 #include <keel/backend/cpu/matmul_plan.hpp>
 #include <keel/backend/cpu/packing.hpp>
 #include <keel/backend/cpu/product_tiles.hpp>
@@ -284,7 +285,15 @@ struct cpu_matmul_service {
     }
     template <class A, class B, class C, class Arch, class E>
     static void run(cpu<Arch, E> const& be, product_set const& set, keel::workspace ws) {
-        run_planned<A, B, C>(be, set, plan_of<Arch>(set, takes_pairs<A, B>), no_promotion{}, ws);
+        matmul_plan const plan = plan_of<Arch>(set, takes_pairs<A, B>);
+        if constexpr (std::is_same_v<A, float> && std::is_same_v<B, float>) {
+            product_set const products = turns(set) ? set.transposed() : set;
+            if (takes_directly<Arch>(products)) {
+                direct_products<Arch> const direct(products, &finish_tile<Arch, C>);
+                return chunk_runner::of(be, plan.shared).run(direct.chunks(), {&direct_products<Arch>::chunk, &direct});
+            }
+        }
+        run_planned<A, B, C>(be, set, plan, no_promotion{}, ws);
     }
     template <class A, class B, class C, class Arch, class E, class ScaleA, class ScaleB>
     static void run_promoted(cpu<Arch, E> const& be, product_set const& set, promotion<ScaleA, ScaleB> const& scales,
@@ -292,20 +301,22 @@ struct cpu_matmul_service {
         matmul_plan const plan = for_scale_blocks(plan_of<Arch>(set, takes_pairs<A, B> && scales.keeps_pairs(set.k)), scales.length);
         run_planned<A, B, C>(be, set, plan, scaled_promotion<ScaleA, ScaleB>{scales}, ws);
     }
-    /// With a plan of the caller's. A C with adjacent rows is computed as C^T, whose columns are adjacent.
+    /// With a plan of the caller's, always packed.
     template <class A, class B, class C, class Arch, class E, class Promotion>
     static void run_planned(cpu<Arch, E> const& be, product_set const& set, matmul_plan const& plan,
                             Promotion const& promote, keel::workspace ws) {
-        bool const turn = set.c.column != 1 && set.c.row == 1 && set.options.form == product_form::full;
+        bool const turn = turns(set);
         bool const pairs = takes_pairs<A, B> && promote.keeps_pairs(set.k);
+        chunk_runner const runner = chunk_runner::of(be, plan.shared);
         if (turn)
-            multiply_set<Arch>(chunk_runner::of(be, plan.shared), set.transposed(), plan, functions_for<Arch, B, A, C, Promotion>(pairs),
-                               promote.transposed(), ws);
+            multiply_set<Arch>(runner, set.transposed(), plan, functions_for<Arch, B, A, C, Promotion>(pairs), promote.transposed(), ws);
         else
-            multiply_set<Arch>(chunk_runner::of(be, plan.shared), set, plan, functions_for<Arch, A, B, C, Promotion>(pairs), promote, ws);
+            multiply_set<Arch>(runner, set, plan, functions_for<Arch, A, B, C, Promotion>(pairs), promote, ws);
     }
 
 private:
+    /// A C with adjacent rows is computed as C^T, whose columns are adjacent.
+    KEEL_FN static bool turns(product_set const& set) { return set.c.column != 1 && set.c.row == 1 && set.options.form == product_form::full; }
     /// Offsets cut what m, n or k say as a whole. Words of pairs hold twice the depth in the same memory.
     template <class Arch> KEEL_FN static matmul_plan plan_of(product_set const& set, bool pairs) {
         matmul_plan plan = plan_matmul<Arch>(set.m, set.n, set.k, set.cut == ragged::none ? set.count : 1);
