@@ -58,7 +58,7 @@ inline constexpr int64_t few_rows = 48; // of a product: so few hardly repay pac
 /// depends on it.
 template <class A> KEEL_FN bool takes_directly(product_set const& set) {
     bool const ragged_rows = set.cut == ragged::rows;
-    return set.options.form == product_form::full && (set.cut == ragged::none || ragged_rows) && set.b.column == 1 && set.n >= A::width &&
+    return set.options.form == product_form::full && (set.cut == ragged::none || ragged_rows) && set.b.column == 1 && set.k > 0 && set.n >= A::width &&
            (set.k * set.n * static_cast<int64_t>(sizeof(float)) <= largest_direct_bytes || set.m <= few_rows * (ragged_rows ? set.count : 1));
 }
 
