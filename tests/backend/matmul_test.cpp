@@ -173,9 +173,9 @@ TEMPLATE_TEST_CASE("beta * D with a D of its own is beta * C after a copy", "", 
 
 TEMPLATE_TEST_CASE("the symmetric form computes the lower triangle and mirrors it", "", float, bf16) {
     using T = TestType;
-    for (int64_t n : {0, 1, 2, 15, 16, 17, 33, 64, 100, 131})
+    for (int64_t n : {0, 1, 2, 15, 16, 17, 33, 64, 100, 131, 270, 545}) // the last two are mirrored while they are computed
         for (layout how : layouts) {
-            int64_t const k = 37;
+            int64_t const k = n > 200 ? 5 : 37;
             CAPTURE(n, static_cast<int>(how));
             laid_out<T> x(n, k, layout::plain, floats(data_kind::normal, n * k, 1));
             laid_out<T> y(k, n, layout::plain,
@@ -234,6 +234,34 @@ TEST_CASE("a batch has the bits of its items") {
                 CHECK(keel_test::equal_bits(c, want));
             });
         }
+}
+
+TEST_CASE("small products of floats are read where they lie: every tail of rows and columns, batches, groups and threads") {
+    struct sizes {
+        int64_t batch, m, n, k;
+    };
+    for (sizes s : {sizes{9, 64, 64, 64}, {3, 23, 16, 5}, {1, 1, 40, 3}, {2, 50, 33, 0}, {300, 12, 20, 7}, {1, 61, 200, 190}, {2, 7, 97, 1030}}) {
+        CAPTURE(s.batch, s.m, s.n, s.k);
+        auto const x = floats(data_kind::normal, s.batch * s.m * s.k, 1), y = floats(data_kind::normal, s.batch * s.k * s.n, 2);
+        auto const old = floats(data_kind::normal, s.batch * s.m * s.n, 3);
+        std::vector<float> want = old;
+        for (int64_t i = 0; i < s.batch; ++i)
+            REQUIRE(matmul(reference{}, part(cube(x.data(), s.batch, s.m, s.k), i), part(cube(y.data(), s.batch, s.k, s.n), i),
+                           part(cube(want.data(), s.batch, s.m, s.n), i), {.alpha = 0.5f, .beta = 0.25f}).ok());
+        std::vector<int64_t> offsets;
+        for (int64_t i = 0; i <= s.batch; ++i) offsets.push_back(i * s.m);
+        keel_test::for_each_cpu([&](std::string const& name, auto const& be) {
+            CAPTURE(name);
+            std::vector<float> c = old, grouped = old;
+            scratch ws(matmul_workspace(be, s.batch * s.m, s.n, s.k, s.batch));
+            auto const b = cube(y.data(), s.batch, s.k, s.n);
+            CHECK(matmul(be, cube(x.data(), s.batch, s.m, s.k), b, cube(c.data(), s.batch, s.m, s.n), {.alpha = 0.5f, .beta = 0.25f}, ws.get()).ok());
+            CHECK(keel_test::equal_bits(c, want));
+            CHECK(grouped_matmul(be, rows(x.data(), s.batch * s.m, s.k), b, rows(grouped.data(), s.batch * s.m, s.n),
+                                 vec(offsets.data(), s.batch + 1), {.alpha = 0.5f, .beta = 0.25f}, ws.get()).ok());
+            CHECK(keel_test::equal_bits(grouped, want));
+        });
+    }
 }
 
 TEST_CASE("groups of rows: each row has the bits of matmul with its group's matrix") {

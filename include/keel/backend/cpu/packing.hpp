@@ -95,6 +95,7 @@ template <class A, class T, bool Paired, int R> KEEL_FN void pack_across(operand
         for (int64_t slot = 0; slot < slots; ++slot) {
             int64_t const k = Paired ? slot ^ 1 : slot;
             F v(0.0f);
+            __builtin_prefetch(p + (k + 16) * from.depth_stride);
             if (left == w && k < from.depth)
                 v = load_decoded<F>(p + k * from.depth_stride);
             else if (left > 0 && k < from.depth)

@@ -18,10 +18,12 @@ struct tile_target {
     int64_t row_stride, column_stride;
     void const* d;
     int64_t d_row_stride, d_column_stride;
+    int64_t first_row_columns; ///< row i ends with the register that holds this column, counted from 1, plus i: the diagonal
 };
 
 using finish_function = void (*)(float const* tile, int64_t rows, int64_t columns, tile_target const& to, float alpha, float beta);
-using mirror_function = void (*)(void* c, int64_t row_stride, int64_t column_stride, int64_t n, int64_t first_row);
+using mirror_function = void (*)(void* c, int64_t row_stride, int64_t column_stride, int64_t row, int64_t row_end, int64_t column,
+                                 int64_t column_end);
 
 /// What the slots of packed strips hold (packing.hpp, packing_pairs.hpp).
 enum class slot_kind : uint8_t { singles, exchanged_pairs, pair_words };
@@ -108,15 +110,20 @@ template <class C, class F> KEEL_FN void store_encoded_partial(C* p, F const& v,
         store_words_partial(&p->bits, encode_words<C>(v), n);
 }
 
+/// No row of a tile ends early.
+inline constexpr int64_t no_diagonal = int64_t{1} << 32;
+
 /// C = alpha * tile, or fma(alpha, tile, beta * D); one rounding into C's format, one NaN.
 template <class A, class C>
-KEEL_FLATTEN void finish_tile(float const* tile, int64_t rows, int64_t columns, tile_target const& to, float alpha, float beta) {
+KEEL_FLATTEN void finish_tile(float const* tile, int64_t rows, int64_t widest, tile_target const& to, float alpha, float beta) {
     using F = pack<A>;
     constexpr int w = A::width, width = tile_columns<A>;
     F const scale(alpha), keep(beta);
     bool const adds = (bits(beta) & magnitude_mask) != 0, adjacent = to.column_stride == 1 && (!adds || to.d_column_stride == 1);
     auto const each_row = [&](auto const& last_step) {
-        for (int64_t i = 0; i < rows; ++i) {
+        for (int64_t i = larger(0, 1 - to.first_row_columns); i < rows; ++i) {
+            // Whole registers: what they write right of the diagonal comes before the mirror of the same strip.
+            int64_t const columns = smaller(widest, (to.first_row_columns + i + w - 1) & -w);
             C* const row = static_cast<C*>(to.c) + i * to.row_stride;
             C const* const old = static_cast<C const*>(to.d) + i * to.d_row_stride;
             float const* const sums = tile + i * width;
@@ -126,12 +133,13 @@ KEEL_FLATTEN void finish_tile(float const* tile, int64_t rows, int64_t columns, 
                                   last_step(load<F>(sums + v * w), [&] { return load_decoded<F>(old + v * w); }));
                 });
             } else if (adjacent) {
-                for (int64_t j = 0; j < columns; j += w) {
-                    int64_t const left = smaller(columns - j, w);
+                int64_t j = 0;
+                for (; j + w <= columns; j += w)
+                    store_encoded(row + j, last_step(load<F>(sums + j), [&] { return load_decoded<F>(old + j); }));
+                if (int64_t const left = columns - j; left > 0)
                     store_encoded_partial(
                         row + j, last_step(load<F>(sums + j), [&] { return load_decoded_partial<F>(old + j, left); }),
                         left);
-                }
             } else {
                 for (int64_t j = 0; j < columns; ++j)
                     store_encoded_partial(row + j * to.column_stride,
@@ -161,28 +169,27 @@ template <class U, class C> KEEL_FN void store_code(C* p, U const& code) {
 
 inline constexpr int64_t mirror_rows = 32;
 
-/// Rows [first_row, first_row + mirror_rows) of the lower triangle, copied to the columns above: W x W blocks through registers,
-/// the last rows and strided matrices one by one.
+/// The part of the lower triangle in rows [row, row_end) and columns [column, column_end), copied above the diagonal: W x W blocks
+/// through registers, the last rows and strided matrices one by one. row and column are multiples of W.
 template <class A, class C>
-KEEL_FLATTEN void mirror_strip(void* c, int64_t row_stride, int64_t column_stride, int64_t n, int64_t first_row) {
+KEEL_FLATTEN void mirror_block(void* c, int64_t row_stride, int64_t column_stride, int64_t row, int64_t row_end, int64_t column, int64_t column_end) {
     using U = bits_of<pack<A>>;
     constexpr int w = A::width;
-    static_assert(mirror_rows % w == 0);
     C* const data = static_cast<C*>(c);
-    for (int64_t row = first_row; row < smaller(first_row + mirror_rows, n); row += w) {
-        if (column_stride != 1 || row + w > n) {
-            for (int64_t i = row; i < smaller(row + w, n); ++i)
-                for (int64_t j = 0; j < i; ++j)
+    for (; row < row_end; row += w) {
+        if (column_stride != 1 || row + w > row_end) {
+            for (int64_t i = row; i < smaller(row + w, row_end); ++i)
+                for (int64_t j = column; j < smaller(column_end, i); ++j)
                     data[j * row_stride + i * column_stride] = data[i * row_stride + j * column_stride];
             continue;
         }
-        for (int64_t column = 0; column <= row; column += w) {
-            C const* const from = data + row * row_stride + column;
-            C* const to = data + column * row_stride + row;
+        for (int64_t left = column; left <= smaller(column_end - 1, row); left += w) { // so left + W is no more than row + W
+            C const* const from = data + row * row_stride + left;
+            C* const to = data + left * row_stride + row;
             U block[std::size_t{w}], old[std::size_t{w}];
             repeat<w>([&](auto i) { old[i] = block[i] = load_code<U>(from + i * row_stride); });
             transpose(block);
-            if (column < row) {
+            if (left < row) {
                 repeat<w>([&](auto i) { store_code(to + i * row_stride, block[i]); });
             } else { // the diagonal: row i keeps what is left of it
                 repeat<w>([&](auto i) {

@@ -1,0 +1,120 @@
+// Small products of floats, straight from the operands' memory. Packing pays by reuse, and a small B has little: at 64 it takes a
+// quarter of the time, at 16 half of it. The tile, and so the chain of every element, is that of the packed kernel (micro_kernel.hpp).
+#pragma once
+
+#include <keel/backend/cpu/matmul_plan.hpp>
+#include <keel/backend/cpu/product_tiles.hpp>
+
+namespace keel::inline KEEL_ABI::detail {
+
+/// tile[i][j] = the chain of fma(a[i, k], b[k, j], sum) over k ascending from +0, of Rows by Vectors packs. Strides in elements: a_row and
+/// a_step lead to the next i and k, b_step to the next k.
+template <class A, int Rows, int Vectors>
+KEEL_FLATTEN void direct_kernel(int64_t depth, float const* a, int64_t a_row, int64_t a_step, float const* b, int64_t b_step, float* tile) {
+    using F = pack<A>;
+    constexpr int w = A::width, columns = tile_columns<A>, together = 3; // rows that one pointer and the stride's multiples reach
+    constexpr int pointers = (Rows + together - 1) / together;
+    F c[std::size_t{Rows}][std::size_t{Vectors}];
+    float const* left[std::size_t{pointers}];
+    repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { c[i][v] = F(0.0f); }); });
+    repeat<pointers>([&](auto p) { left[p] = a + together * p * a_row; });
+    for (int64_t k = 0; k < depth; ++k) {
+        F right[std::size_t{Vectors}];
+        repeat<Vectors>([&](auto v) { right[v] = load<F>(b + v * w); });
+        repeat<Rows>([&](auto i) {
+            F const factor(left[i / together][i % together * a_row]);
+            repeat<Vectors>([&](auto v) { c[i][v] = fma(factor, right[v], c[i][v]); });
+        });
+        repeat<pointers>([&](auto p) { left[p] += a_step; });
+        b += b_step;
+    }
+    repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { store(tile + i * columns + v * w, c[i][v]); }); });
+}
+
+using direct_kernel_function = void (*)(int64_t, float const*, int64_t, int64_t, float const*, int64_t, float*);
+
+/// Rows of the next tile where `left` are left: no line past the end is read.
+template <class A> KEEL_FN constexpr int direct_rows(int64_t left) {
+    if (left >= tile_rows<A>) return tile_rows<A>;
+    int rows = 1;
+    while (2 * rows <= left) rows *= 2;
+    return rows;
+}
+template <class A, int Vectors> direct_kernel_function find_direct_kernel(int rows) {
+    if (rows == tile_rows<A>) return &direct_kernel<A, tile_rows<A>, Vectors>;
+    if constexpr (tile_rows<A> > 8)
+        if (rows == 8) return &direct_kernel<A, 8, Vectors>;
+    if constexpr (tile_rows<A> > 4)
+        if (rows == 4) return &direct_kernel<A, 4, Vectors>;
+    return rows == 2 ? &direct_kernel<A, 2, Vectors> : &direct_kernel<A, 1, Vectors>;
+}
+
+/// B's largest size for it, unless the rows are few: half of a second cache, from which B streams beside the products (0.92 of the packed
+/// product's time at 256, 1.01 at 512, 0.8 at 64). More comes from farther with every tile of rows.
+inline constexpr int64_t largest_direct_bytes = int64_t{1} << 19;
+inline constexpr int64_t few_rows = 48; // of a product: so few hardly repay packing B, whatever its size
+
+/// Whether products of floats are taken directly: B's rows adjacent and no narrower than a pack. Strides and shapes decide, but no bit
+/// depends on it.
+template <class A> KEEL_FN bool takes_directly(product_set const& set) {
+    bool const ragged_rows = set.cut == ragged::rows;
+    return set.options.form == product_form::full && (set.cut == ragged::none || ragged_rows) && set.b.column == 1 && set.k > 0 && set.n >= A::width &&
+           (set.k * set.n * static_cast<int64_t>(sizeof(float)) <= largest_direct_bytes || set.m <= few_rows * (ragged_rows ? set.count : 1));
+}
+
+/// The products in chunks: some items, or a part of one item's rows and columns.
+template <class A> struct direct_products {
+    product_set const& set;
+    finish_function finish;
+    int64_t rows, columns, items;       ///< of a chunk
+    int64_t row_parts, column_parts;    ///< of an item
+
+    KEEL_FN direct_products(product_set const& products, finish_function last_step) : set(products), finish(last_step) {
+        int64_t most = set.cut == ragged::none ? set.m : 1;
+        for (int64_t i = 0; set.cut != ragged::none && i < set.count; ++i) most = larger(most, set.offsets[i + 1] - set.offsets[i]);
+        constexpr int64_t work = int64_t{1} << 18; // multiplications: a few microseconds, many times what a chunk costs
+        int64_t const depth = larger(1, set.k);
+        columns = smaller(set.n, round_up(ceil_div(work, depth * tile_rows<A>), tile_columns<A>));
+        rows = round_up(ceil_div(work, depth * columns), tile_rows<A>);
+        row_parts = ceil_div(most, rows), column_parts = ceil_div(set.n, columns);
+        items = larger(1, row_parts * column_parts > 1 ? 1 : work / (most * columns * depth));
+    }
+    KEEL_FN int64_t chunks() const { return ceil_div(set.count, items) * row_parts * column_parts; }
+
+    static void chunk(void const* context, int64_t index) {
+        auto const& self = *static_cast<direct_products const*>(context);
+        int64_t const column = index % self.column_parts * self.columns, upper = index / self.column_parts;
+        int64_t const row = upper % self.row_parts * self.rows, first = upper / self.row_parts * self.items;
+        for (int64_t item = first; item < smaller(first + self.items, self.set.count); ++item) {
+            one_product const p = self.set.at(item);
+            int64_t const row_end = smaller(row + self.rows, p.m);
+            for (int64_t i = row, step = 0; i < row_end; i += step) {
+                step = direct_rows<A>(row_end - i);
+                self.multiply_rows(p, i, static_cast<int>(step), column, smaller(column + self.columns, p.n));
+            }
+        }
+    }
+
+private:
+    /// A tile that would jut out begins farther left, and its first columns are not stored again.
+    KEEL_FN void multiply_rows(one_product const& p, int64_t row, int count, int64_t column, int64_t column_end) const {
+        alignas(64) float tile[std::size_t{tile_size<A> + A::width}]; // and what the last step loads past its end
+        constexpr int w = A::width, full = tile_columns<A>;
+        operand_layout const &c = set.c, &d = set.added();
+        float const* const a = static_cast<float const*>(p.a) + row * set.a.row;
+        for (; column < column_end; column += full) {
+            int64_t const left = smaller(column_end - column, full);
+            bool const narrow = left <= w || p.n < full;
+            int64_t const now = narrow ? smaller(left, w) : left, begin = smaller(column, p.n - (narrow ? w : full));
+            direct_kernel_function const kernel = narrow ? find_direct_kernel<A, 1>(count) : find_direct_kernel<A, register_tile<A>::vectors>(count);
+            kernel(p.k, a, set.a.row, set.a.column, static_cast<float const*>(p.b) + begin, set.b.row, &tile[0]);
+            tile_target const to{static_cast<std::byte*>(p.c) + (row * c.row + column * c.column) * c.element_bytes, c.row, c.column,
+                                 static_cast<std::byte const*>(p.d) + (row * d.row + column * d.column) * c.element_bytes, d.row, d.column,
+                                 no_diagonal};
+            finish(&tile[column - begin], count, now, to, set.options.alpha, set.options.beta);
+            column += now - full;
+        }
+    }
+};
+
+} // namespace keel::inline KEEL_ABI::detail
