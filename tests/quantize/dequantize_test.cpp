@@ -66,6 +66,7 @@ TEST_CASE("every code times every scale is one product and one rounding") {
     check_blocks_of<keel::e5m2, keel::bf16>();
     check_blocks_of<keel::minifloat<3, 4, 3, keel::specials::ieee>, keel::bf16>();
     check_blocks_of<keel::e4m3, float>();
+    check_codes<keel::e5m2, float, 128>();
     check_codes<keel::e5m2, keel::f16, 128>();
     check_codes<keel::e4m3, keel::bf16, 1024>(2500); // of which a tile takes a part
     check_codes<keel::e4m3, float, 1>(1300);
@@ -92,7 +93,7 @@ template <class Code, class Y> void check_bytes() {
         INFO(name);
         guarded_matrix<Y> y(256, 512, 2);
         keel::dequantize(be, blocks{codes.view(), s.view()}, y.view()).or_throw();
-        CHECK(y.contents() == want.contents());
+        CHECK((y.contents() == want.contents())); // not printed
         CHECK(y.untouched());
     });
 }

@@ -6,6 +6,7 @@
 #include <keel/backend/cpu/pairs.hpp>
 #include <keel/backend/cpu/row_group.hpp>
 #include <keel/backend/cpu/scaled_codes_x86.hpp>
+#include <keel/backend/cpu/scaled_floats_x86.hpp>
 #include <keel/backend/cpu/scaled_words_x86.hpp>
 #include <keel/backend/cpu/top_k.hpp>
 #include <keel/backend/cpu/top_rows.hpp>

@@ -127,6 +127,17 @@ template <> struct word_machine<arch::avx2> {
     /// Words whose low bytes are a's and whose high ones are b's.
     KEEL_FN static i low_pairs(i a, i b) { return _mm256_unpacklo_epi8(a, b); }
     KEEL_FN static i high_pairs(i a, i b) { return _mm256_unpackhi_epi8(a, b); }
+#if defined(__F16C__)
+    /// Bytes to words, with their sign.
+    template <class Code> KEEL_FN static i load_signed_bytes(Code const* p) {
+        return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<__m128i const*>(p)));
+    }
+    /// Words that have all of these bits become a half that is NaN.
+    KEEL_FN static i nan_where_all(i a, i mask) { return lor(a, _mm256_cmpeq_epi16(land(a, mask), mask)); }
+    KEEL_FN static void widen_halves(i a, f& low, f& high) {
+        low = _mm256_cvtph_ps(_mm256_castsi256_si128(a)), high = _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1));
+    }
+#endif
     /// A count in lane 0.
     KEEL_FN static i lone(int64_t count) { return _mm256_setr_epi32(static_cast<int>(count), 0, 0, 0, 0, 0, 0, 0); }
 };
@@ -237,6 +248,14 @@ template <> struct word_machine<arch::avx512> {
     }
     /// The words at the low four bits of each word.
     KEEL_FN static i look_up(i const& table, i at) { return _mm512_maskz_permutexvar_epi16(0xffffffffu, at, table); }
+    template <class Code> KEEL_FN static i load_signed_bytes(Code const* p) {
+        return _mm512_maskz_cvtepi8_epi16(0xffffffffu, _mm256_loadu_si256(reinterpret_cast<__m256i const*>(p)));
+    }
+    KEEL_FN static i nan_where_all(i a, i mask) { return _mm512_mask_mov_epi16(a, _mm512_cmpeq_epi16_mask(land(a, mask), mask), set16(0x7fff)); }
+    KEEL_FN static void widen_halves(i a, f& low, f& high) {
+        low = _mm512_maskz_cvtph_ps(0xffff, _mm512_castsi512_si256(a));
+        high = _mm512_maskz_cvtph_ps(0xffff, _mm512_maskz_extracti64x4_epi64(0xff, a, 1));
+    }
     KEEL_FN static i lone(int64_t count) { return _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(count))); }
 };
 template <> struct word_machine<arch::avx512bf16> : word_machine<arch::avx512> {};
