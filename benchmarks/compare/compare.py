@@ -154,7 +154,9 @@ MOVED = {"quantise": 3 + 4 / 128, "dequantise": 3 + 4 / 128, "rms_norm": 4, "swi
 
 
 def seconds(call, least=0.05):
-    """Of one call, after one that is not counted; short ones are repeated."""
+    """Of one call, after one that is not counted; short ones are repeated. Before them a pause in which the threads of whoever ran before
+    go to sleep: OpenMP's spin for up to 200 ms after their work, on the processors that this call needs."""
+    time.sleep(0.21)
     began = time.perf_counter()
     call()
     times = max(1, int(least / max(1e-6, time.perf_counter() - began)))
