@@ -84,6 +84,12 @@ TEST_CASE("the first failure is the one that is told") {
           "f: x has length = -1, wanted 0 or more (bad_shape)");
     CHECK(validation("f").enough({nullptr, 0}, 64).result.message() == "f: workspace has bytes = 0, wanted 64 (small_workspace)");
     CHECK(keel::status{}.message() == "ok");
+    // Of a list: which of its items, unless the message has said so already.
+    CHECK(validation("f").of("item", 3).present("x", keel::view<float, 1>{nullptr, {3}, {1}}).result.message() ==
+          "f: x, wanted data, not null, at item 3 (bad_pointer)");
+    CHECK(validation("f").of("item", 3).require(false, keel::status_code::bad_state, "x", "item", 3, "good").result.message() ==
+          "f: x has item = 3, wanted good (bad_state)");
+    CHECK(validation("f").of("item", 3).of("").fail(keel::status_code::bad_option, "y", "less").result.message() == "f: y, wanted less (bad_option)");
 }
 
 TEST_CASE("three dimensions are two where the rows follow each other, or where one of them is 1") {

@@ -177,6 +177,30 @@ TEST_CASE("counts of the same stage add up to a step's line") {
     CHECK(memory == list{8, 4, 4, 2});
 }
 
+TEST_CASE("the line of all ranks: served counts come back from a sum, and only as they can be of that demand") {
+    list asked{9, 1, 2, 0}, given{5, 1, 3, 1}; // two ranks' sums: 4 did not fit, 2 of them found room elsewhere
+    auto const demand = demand_of(asked, 12, 1);
+    keel::served_counts served;
+    auto const build = [&](int64_t rerouted) { return keel::served_from_counts(keel::vec(given), demand, rerouted, served); };
+    build(2).or_throw();
+    CHECK((served.total() == 10 && served.rerouted() == 2 && served.tokens() == 12 && served.per_token() == 1));
+    layer l(4);
+    keel::balance_line line;
+    keel::measure_balance(demand, served, l.state(), line).or_throw();
+    CHECK(line.served_max == 2.0);
+    CHECK(line.dropped == Approx(2.0 / 12));
+    CHECK(build(1).message() == "served_from_counts: counts has sum beyond the demand of each = 2, wanted no more than was rerouted (bad_state)");
+    CHECK(build(-1).code == keel::status_code::bad_option);
+    given[0] = 8;
+    CHECK(build(2).message() == "served_from_counts: counts has sum = 13, wanted no more than the demand (bad_state)");
+    given[0] = -1;
+    CHECK(build(2).code == keel::status_code::bad_state);
+    CHECK(keel::served_from_counts(keel::vec(asked), demand, 0, served).code == keel::status_code::overlap);
+    CHECK(keel::served_from_counts(keel::vec(given.data(), 3), demand, 2, served).code == keel::status_code::bad_shape);
+    CHECK(keel::served_from_counts(keel::vec(given), {}, 2, served).code == keel::status_code::bad_state);
+    CHECK(served.total() == 10); // what is refused leaves it as it was
+}
+
 TEST_CASE("dead experts are counted exactly, however many experts and tokens there are") {
     int64_t const experts = 1 << 17, most = int64_t{1} << 42; // 100 * experts * most is past int64
     list c(static_cast<std::size_t>(experts), most / experts);

@@ -284,7 +284,7 @@ TEST_CASE("empty experts, no tokens, everything dropped: defined zeros") { // to
     guarded_matrix<float> none(0, 6), y(3, 6, 0, std::vector<float>(18, 7.0f)), weights(3, 1, 0, {1, 1, 1}), dw(3, 1, 0, {5, 5, 5});
     for (int64_t t = 0; t < 3; ++t) l.slots.set(t, 0, -1);
     for (int64_t e = 0; e <= 40; ++e) l.offsets.set(0, e, 0);
-    keel::combine(keel::cpu{}, none.view(), l.where(), weights.view(), keel::view<float, 2>{}, y.view()).or_throw();
+    keel::combine(keel::cpu{}, none.view(), l.where(), weights.view(), {}, y.view()).or_throw();
     keel::combine_backward(keel::cpu{}, y.view(), none.view(), l.where(), weights.view(), {.dweights = dw.view()}).or_throw();
     for (int64_t t = 0; t < 3; ++t) {
         CHECK(y.at(t, 0) == 0.0);

@@ -69,6 +69,10 @@ TEST_CASE("calibrate_bias: a large common mean crowns no experts") {
         for (int64_t e = 0; e < experts; ++e) kept.set(0, e, bias.get(0, e));
         keel::calibrate_bias(keel::cpu{}, logits.view(), k, kept.vec(), {.route = {.score = s}, .rounds = 3, .rate = 10.0f}, ws.get()).or_throw();
         CHECK(kept.contents() == bias.contents());
+        // The options that the model routes with, next choices and all.
+        guarded_matrix<float> spared(1, experts);
+        keel::calibrate_bias(keel::cpu{}, logits.view(), k, spared.vec(), {.route = {.score = s, .spare = 3}}, ws.get()).or_throw();
+        CHECK(spared.contents() == bias.contents());
     }
     // The options of a forward with groups and next choices.
     keel::route_options limited{.groups = 8, .top_groups = 3, .spare = 2};

@@ -278,6 +278,18 @@ TEST_CASE("a second moment in blocks never falls to zero under a momentum that i
     }
 }
 
+TEST_CASE("state named by its members is fp32, whatever the weights") {
+    guarded_matrix<keel::bf16> named(1, 300), typed(1, 300);
+    guarded_matrix<float> gradient(1, 300, 0, floats(data_kind::normal, 300)), m(1, 300), v(1, 300), other_m(1, 300), other_v(1, 300);
+    int64_t applied = 0, other_applied = 0;
+    keel::adamw_state const state{other_m.vec(), other_v.vec(), &other_applied};
+    keel::adamw_step(keel::cpu{}, gradient.vec(), keel::stochastic_weights<>{named.vec()}, {.m = m.vec(), .v = v.vec(), .applied = &applied}, keel::open_gate()).or_throw();
+    keel::adamw_step(keel::cpu{}, gradient.vec(), keel::stochastic_weights<>{typed.vec()}, state, keel::open_gate()).or_throw();
+    CHECK(named.contents() == typed.contents());
+    CHECK(m.contents() == other_m.contents());
+    CHECK(applied == 1);
+}
+
 TEST_CASE("adamw_step says what is wrong with state and weights of fewer bits") {
     problem<compensated> p(300);
     guarded_matrix<float> g(1, 300);

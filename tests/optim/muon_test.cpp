@@ -152,7 +152,10 @@ TEST_CASE("a list on two threads gives the bits of one call a parameter on one")
     auto one_by_one = make(), together = make(), threaded = make(), reversed = make();
     keel::thread_pool const two(2), sixteen(16);
     for (int t = 0; t < 2; ++t) {
-        for (auto& p : one_by_one) step(be, {&p}, open, {}).or_throw();
+        for (auto& p : one_by_one) {
+            auto const alone = p.get();
+            keel::muon_step(be, alone, open, {}, scratch(keel::muon_step_workspace(be, alone)).get()).or_throw();
+        }
         step(be, pointers(together), open, {}).or_throw();
         step(keel::cpu(two), pointers(threaded), open, {}).or_throw();
         auto list = pointers(reversed);
@@ -364,7 +367,10 @@ TEST_CASE("muon_step says what is wrong and writes nothing") {
     CHECK(code([&](auto&, auto& o) { o.learning_rate = std::nanf(""); }) == status_code::bad_option);
     CHECK(code([&](auto&, auto& o) { o.weight_decay = -1.0f; }) == status_code::bad_option);
     CHECK(p.bits() == before);
-    keel::muon_parameter<> x[] = {p.get()};
+    keel::muon_parameter<> x[] = {p.get(), q.get()};
     CHECK(keel::muon_step(be, keel::vec(x, 1), open, {}, {}).code == status_code::small_workspace);
+    x[1].weight.extent[1] = 7; // of a model's hundreds, which one
+    CHECK(keel::muon_step(be, keel::vec(x, 2), open, {}, {}).message() == "muon_step: weight has dimension 1 = 7, wanted 8, at parameter 1 (bad_shape)");
+    CHECK(keel::muon_step(be, keel::vec(x, 1), open, {.momentum = 1.0f}, {}).message() == "muon_step: options.momentum, wanted a number in [0, 1) (bad_option)");
     CHECK(keel::muon_step(be, keel::view<keel::muon_parameter<>, 1>{}, open, {}, scratch(64).get()).ok());
 }

@@ -397,6 +397,8 @@ TEST_CASE("plans depend on the shape, and say what they are") {
     auto const plan = keel::plan_newton_schulz<float>(1024, 4096, set);
     CHECK(plan.flops() == 29.0 * 1024 * 1024 * 1024); // 17 + 3 * 4
     CHECK(plan.text() == "1024 x 4096: gram, 5 steps of polar_express, no restart, 31138 Mflop");
+    CHECK(keel::plan_newton_schulz(1024, 4096).text() == plan.text()); // the default options
+    CHECK(keel::plan_newton_schulz(8, 8, keel::newton_schulz_options<>{.form = form::plain}).text() == "8 x 8: plain, 5 steps of polar_express, 15 kflop");
     CHECK(keel::plan_newton_schulz<float>(8, 8, set, form::plain).flops() == 30.0 * 512);
     CHECK(keel::plan_newton_schulz<float>(8, 8, set, form::symmetric).flops() == 20.0 * 512);
 }

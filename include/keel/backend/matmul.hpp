@@ -135,7 +135,7 @@ matmul(Backend const& be, view<A, 3> a, view<B, 3> b, view<C, 3> c, matmul_optio
 ///                Groups may be empty; rows outside of all groups are not touched.
 /// Status         as matmul, and bad_option for offsets.
 /// Workspace      matmul_workspace(be, rows, n, k, groups): it does not depend on the offsets.
-/// The bits of a row are those of matmul on that row alone. For input gradients pass b with its last two dimensions exchanged.
+/// The bits of a row are those of matmul on that row alone. For input gradients, and for weights [groups, n, k], pass transposed(b).
 template <matmul_backend Backend, class A, class B, class C>
 status grouped_matmul(Backend const& be, view<A, 2> a, view<B, 3> b, view<C, 2> c, view<int64_t const, 1> offsets,
                       matmul_options options = {}, workspace ws = {}) {

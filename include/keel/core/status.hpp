@@ -56,6 +56,8 @@ struct [[nodiscard]] status {
     char const* wanted_text = ""; ///< what was wanted where a number does not say it
     int64_t got = 0;
     int64_t wanted = 0;
+    char const* item = "";      ///< of a call over a list: what it is a list of, e.g. "parameter"
+    int64_t index = 0;          ///< and which of them was at fault
 
     KEEL_FN constexpr bool ok() const { return code == status_code::ok; }
 
@@ -66,6 +68,7 @@ struct [[nodiscard]] status {
         if (*property != '\0') text += std::string(" has ") + property + " = " + std::to_string(got);
         text += ", wanted ";
         text += *wanted_text != '\0' ? std::string(wanted_text) : std::to_string(wanted);
+        if (*item != '\0' && std::string(item) != property) text += std::string(", at ") + item + " " + std::to_string(index);
         return text + " (" + name_of(code) + ")";
     }
 

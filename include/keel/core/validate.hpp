@@ -23,7 +23,12 @@ struct validation {
     }
     KEEL_HOST validation& fail(status_code code, char const* argument, char const* property, int64_t got,
                                int64_t wanted, char const* text = "") {
-        if (ok()) result = {code, result.function, argument, property, text, got, wanted};
+        if (ok()) result = {code, result.function, argument, property, text, got, wanted, result.item, result.index};
+        return *this;
+    }
+    /// What fails from here on is of this item of a list; "" ends that.
+    KEEL_HOST validation& of(char const* item, int64_t index = 0) {
+        if (ok()) result.item = item, result.index = index;
         return *this;
     }
     /// Any condition, with words for what was wanted.

@@ -56,6 +56,12 @@ template <class T, int Rank> struct view {
 
 /// n elements, by default adjacent.
 template <class T> KEEL_FN constexpr view<T, 1> vec(T* p, int64_t n, int64_t step = 1) { return {p, {n}, {step}}; }
+/// All elements of a std::vector, std::array or std::span that outlives the view: an lvalue, since a temporary would not.
+template <class C>
+    requires requires(C& c) { *c.data(), c.size(); }
+KEEL_HOST constexpr auto vec(C& c) {
+    return vec(c.data(), static_cast<int64_t>(c.size()));
+}
 
 /// A row-major matrix whose rows start `row_stride` elements apart (by default without gaps).
 template <class T> KEEL_FN constexpr view<T, 2> rows(T* p, int64_t row_count, int64_t columns) {
@@ -72,6 +78,10 @@ template <class T> KEEL_FN constexpr view<T, 3> cube(T* p, int64_t a, int64_t b,
 
 template <class T> KEEL_FN constexpr view<T, 2> transposed(view<T, 2> v) {
     return {v.data, {v.extent[1], v.extent[0]}, {v.stride[1], v.stride[0]}};
+}
+/// Each matrix of a stack transposed, as grouped_matmul takes experts' weights that lie [experts, out, in].
+template <class T> KEEL_FN constexpr view<T, 3> transposed(view<T, 3> v) {
+    return {v.data, {v.extent[0], v.extent[2], v.extent[1]}, {v.stride[0], v.stride[2], v.stride[1]}};
 }
 
 /// Indices [first, first + count) of dimension 0; of an absent view an absent one.

@@ -37,6 +37,13 @@ struct workspace {
     }
 };
 
+/// The bytes of a std::vector<std::byte> or the like, which has to outlive the call: workspace_of(scratch).
+template <class C>
+    requires requires(C& c) { *c.data() = std::byte{}, c.size(); }
+KEEL_HOST constexpr workspace workspace_of(C& bytes) {
+    return {bytes.data(), static_cast<int64_t>(bytes.size())};
+}
+
 /// What a `*_workspace` function returns for parts that sum to `bytes`: room to align the start is added once.
 KEEL_FN constexpr int64_t workspace_total(int64_t bytes) { return bytes == 0 ? 0 : bytes + workspace_alignment; }
 

@@ -1,7 +1,8 @@
 // The step gate: one look at all gradients of the model, one decision that every optimiser obeys.
 //
+//     std::vector<gradient_tensor> gradients{keel::rows(dw, out, in), keel::vec(dgain, width)};     // every one of the model
 //     step_gate gate;                                                            // in the backend's memory
-//     make_gate(be, keel::vec(gradients.data(), count), {.max_norm = 1.0f}, &gate, ws).or_throw();
+//     make_gate(be, keel::vec(gradients), {.max_norm = 1.0f}, &gate, ws).or_throw();
 //     adamw_step(be, ..., gate, ...);  muon_step(be, ..., gate, ...);            // all step, or none does
 //
 // Optimisers multiply each gradient by gate.clip as they read it, so no gradient is ever rewritten, and return at once where

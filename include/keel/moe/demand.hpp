@@ -5,7 +5,7 @@
 // the call that counts can fill one:
 //
 //     demand_counts    filled by route: assignments before any capacity, on this rank
-//     served_counts    filled by apply_capacity or reroute_overflow: what is left of them
+//     served_counts    filled by apply_capacity or reroute_overflow: what is left of them (on all ranks: served_from_counts)
 //     reduced_demand   demand summed over all ranks: the only thing that update_balance takes
 //
 //     int64_t memory[experts];
@@ -90,6 +90,34 @@ KEEL_HOST status demand_from_counts(view<int64_t, 1> counts, int64_t tokens, int
     if (!check.ok()) return check.result;
     demand = demand_counts(counts);
     detail::load_counts_access::fill(demand, tokens, k, sum);
+    return check.result;
+}
+
+/// Served counts again, for the line of all ranks: a communicator has summed them and their rerouted(), and `demand` is the sum of what was
+/// asked for in the same tokens (demand_from_counts).
+///
+/// Checks         none is negative or above the tokens; they sum to no more than the demand; what experts serve beyond their own
+///                demand is no more than `rerouted`.
+/// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (rerouted below 0), bad_state (demand that was not filled, counts
+///                that contradict it).
+KEEL_HOST status served_from_counts(view<int64_t, 1> counts, demand_counts const& demand, int64_t rerouted, served_counts& served) {
+    validation check("served_from_counts");
+    check.require(demand.filled(), status_code::bad_state, "demand", "demand that was counted");
+    check.shape("counts", counts, demand.experts()).unit_stride("counts", counts).disjoint("counts", counts, demand.counts());
+    check.require(rerouted >= 0, status_code::bad_option, "rerouted", "value", rerouted, "0 or more");
+    int64_t sum = 0, beyond = 0;
+    for (int64_t e = 0; check.ok() && e < demand.experts(); ++e) {
+        check.require(counts(e) >= 0 && counts(e) <= demand.tokens(), status_code::bad_state, "counts", "element", counts(e),
+                      "0 up to the number of tokens");
+        if (!check.ok()) break;
+        sum += counts(e);
+        beyond += counts(e) > demand[e] ? counts(e) - demand[e] : 0;
+    }
+    check.require(sum <= demand.total(), status_code::bad_state, "counts", "sum", sum, "no more than the demand");
+    check.require(beyond <= rerouted, status_code::bad_state, "counts", "sum beyond the demand of each", beyond, "no more than was rerouted");
+    if (!check.ok()) return check.result;
+    served = served_counts(counts);
+    detail::load_counts_access::fill(served, demand.tokens(), demand.per_token(), sum, rerouted);
     return check.result;
 }
 

@@ -110,7 +110,7 @@ status dispatch_backward(B const& be, view<R, 2> dexpert_rows, expert_slots wher
 /// Sums each token's expert outputs by weight, and adds the shared experts' output.
 ///
 /// Formula        r = fma chain over j of w_j * O[slot_j] from +0; y = r + h, or r where there is no shared part. fp32, one rounding.
-/// Shapes         expert_rows [served.total(), width], weights [tokens, k], shared [tokens, width] or absent, y [tokens, width];
+/// Shapes         expert_rows [served.total(), width], weights [tokens, k], shared [tokens, width] or absent ({}), y [tokens, width];
 ///                columns adjacent. saved.share_terms [tokens, 4], 0 where `valid` [tokens] marks padding; saved.row_terms
 ///                [served.total()], <w_j O_j, y> of each row.
 /// Formats        expert_rows, shared and y any of float, bf16, f16.
@@ -121,7 +121,7 @@ status dispatch_backward(B const& be, view<R, 2> dexpert_rows, expert_slots wher
 /// Error          (k + 1) 2^-24 of the sum of |w_j O| and |h|, and y's rounding; where no partial result is subnormal or overflows.
 /// Cost           reads k rows and the shared one, writes one; the share terms cost no further pass, the row terms one over the token's
 ///                rows in the caches for each eight choices.
-template <row_backend B, class O, class W, class S, class Y>
+template <row_backend B, class O, class W, class S = float, class Y>
 status combine(B const& be, view<O, 2> expert_rows, expert_slots where, view<W, 2> weights, view<S, 2> shared, view<Y, 2> y,
                combine_saved saved = {}, view<bool const, 1> valid = {}) {
     int64_t const tokens = y.extent[0], width = y.extent[1];

@@ -147,7 +147,8 @@ KEEL_HOST int64_t calibrate_bias_workspace(int64_t tokens, int64_t experts, int6
 ///
 /// Rule           `rounds` times: route the batch, then a centred sign step on its demand, smaller by `decay` each time. The bias with
 ///                the smallest largest demand is kept, the first one among equals, so the result is never worse than what came in.
-///                A token whose logits are not all finite counts like any other (route): leave it out by `valid`.
+///                A token whose logits are not all finite counts like any other (route): leave it out by `valid`. options.route is
+///                what the model routes with; its `spare` does not matter here.
 /// Shapes         logits [tokens, experts] of the batch, bias [experts] (start it at 0), valid [tokens] as in route_inputs.
 /// Status         bad_option (rounds below 0, rate, decay outside (0, 1]) and what route reports. small_workspace.
 /// Cost           rounds + 1 calls of route. Workspace: calibrate_bias_workspace(tokens, experts, k).
@@ -163,6 +164,7 @@ status calibrate_bias(B const& be, view<L, 2> logits, int64_t k, view<float, 1> 
                   "a finite number, 0 or above");
     check.require(options.decay > 0.0f && options.decay <= 1.0f, status_code::bad_option, "options.decay", "a number in (0, 1]");
     if (!check.ok()) return check.result;
+    options.route.spare = 0; // next choices are no demand, and ids here have no room for them
     check.enough(ws, calibrate_bias_workspace(tokens, experts, k));
     if (!check.ok()) return check.result;
 

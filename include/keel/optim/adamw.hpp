@@ -2,6 +2,9 @@
 //
 // For everything that is not a hidden matrix: embeddings, the output head, gains (as delta, so that decay pulls the gain to
 // 1), biases, gates. A tensor is a run of `count` elements, whatever its shape.
+//
+//     adamw_step(be, gradient, {.master = w, .shadow = bf16_copy}, {.m = m, .v = v, .applied = &count}, gate, {.weight_decay = 0.1f}).or_throw();
+//     adamw_step(be, gradient, stochastic_weights<>{w}, {.m = m, .v = v, .applied = &count}, gate, {.key = {.seed = 1, .tensor = 7}}).or_throw();
 #pragma once
 
 #include <keel/backend/concepts.hpp>
@@ -91,7 +94,7 @@ template <class Weights> KEEL_HOST int64_t count_of(Weights const& w) { return w
 /// Source         Loshchilov & Hutter 2019, algorithm 2, with torch's decay by the learning rate. Deviation: m and v are not
 ///                rescaled, the bias corrections sit in the factors. Cautious decay as in dion and modded-nanogpt; 8-bit states after
 ///                Dettmers et al. 2022 (2110.02861), with FP8 codes rounded by chance in place of a table.
-template <row_backend B, class Gradient, class Weights, class M, class V>
+template <row_backend B, class Gradient, class Weights, class M = float, class V = M>
 status adamw_step(B const& be, view<Gradient, 1> gradient, Weights weights, adamw_state_of<M, V> state, step_gate const& gate,
                   adamw_options options = {}, step_change* change = nullptr, workspace ws = {}) {
     int64_t const count = count_of(weights), chunks = adamw_chunks(count);

@@ -1,9 +1,16 @@
 // Muon: momentum, orthogonalised by Newton-Schulz, scaled by the logical matrix's shape; for the hidden matrices of a model.
 //
 //     muon_parameter<> p{.plan = plan_muon(1, rows, columns), .gradient = stacked(g), .weight = stacked(w), .momentum = stacked(m)};
-//     muon_step(be, keel::vec(&p, 1), gate, {.learning_rate = 1e-3f, .weight_decay = 0.1f}, ws).or_throw();
+//     muon_step(be, p, gate, {.learning_rate = 1e-3f, .weight_decay = 0.1f}, ws).or_throw();
 //
-// One call takes all matrices of a model: they are spread over the backend's threads, the costly ones first.
+// One call takes all matrices of a model, as a list of parameters, keel::vec(list): they are spread over the backend's threads, the
+// costly ones first. What they are kept in is their type, and a list has one; T of the plan is T of the parameter:
+//
+//     muon_parameter<bf16, bf16, bf16, float, bf16> p{.plan = plan_muon<bf16>(...), ..., .applied = &count, .random = {.key = {...}}};
+//                                                                bf16 products, gradients and weights (no master), fp32 momentum
+//
+// What torch.optim.Muon(lr, weight_decay) does is a plan with {.scale = muon_scale::spectral, .coefficients = coefficients<keller, T>()}
+// (adjust_lr_fn "match_rms_adamw": the default scale) and the options as they are; its products are of bf16.
 // Plans: muon_plan.hpp; mathematics: muon_rows.hpp, newton_schulz_iteration.hpp; how it is dealt to threads: muon_tasks.hpp.
 #pragma once
 
@@ -21,6 +28,11 @@ template <matmul_backend B, class... Kinds> int64_t muon_step_workspace(B const&
 }
 template <matmul_backend B, class... Kinds> int64_t muon_step_workspace(B const& be, view<muon_parameter<Kinds...>, 1> parameters) {
     return muon_step_workspace(be, view<muon_parameter<Kinds...> const, 1>(parameters));
+}
+
+/// ... over one parameter.
+template <matmul_backend B, class... Kinds> int64_t muon_step_workspace(B const& be, muon_parameter<Kinds...> const& parameter) {
+    return muon_step_workspace(be, vec(&parameter, 1));
 }
 
 /// That one parameter's views fit its plan and share no memory.
@@ -85,7 +97,7 @@ KEEL_HOST void check_parameter(validation& check, muon_parameter<T, Gradient, Sh
 ///                the step; shadow once from w. The factors lr * scale and lr * decay once from double. U is made of M as it is in fp32, before
 ///                fewer bits round it by chance (state_rows.hpp); 16-bit weights as weight_rows.hpp says.
 /// Random numbers parameter.random names them by the element's place in the weight: the same for any threads, batches, parts and layouts.
-/// Status         bad_shape, bad_stride, bad_pointer, bad_option (options outside their ranges; a plan of more than 64 steps of gram or with a
+/// Status         of a list the message names the parameter. bad_shape, bad_stride, bad_pointer, overlap, bad_option (options outside their ranges; a plan of more than 64 steps of gram or with a
 ///                wanted error below 0),
 ///                unsupported (a shadow of 16-bit weights, compensation of fp32 ones), bad_state (a plan whose parts do not
 ///                cover its rows, a negative count; got: the parameter),
@@ -119,7 +131,9 @@ status muon_step(B const& be, view<muon_parameter<T, Kinds...> const, 1> paramet
     check.require(in_range(options.weight_decay), status_code::bad_option, "options.weight_decay", "a finite number of 0 or more");
     check.require(options.momentum >= 0.0f && options.momentum < 1.0f, status_code::bad_option, "options.momentum", "a number in [0, 1)");
     check.require(options.beta2 >= 0.0f && options.beta2 < 1.0f, status_code::bad_option, "options.beta2", "a number in [0, 1)");
-    for (int64_t i = 0; check.ok() && i < parameters.extent[0]; ++i) check_parameter(check, parameters(i), i);
+    for (int64_t i = 0; check.ok() && i < parameters.extent[0]; ++i)
+        check_parameter(check.of(parameters.extent[0] > 1 ? "parameter" : "", i), parameters(i), i);
+    check.of("");
     if (!check.ok()) return check.result;
     muon_sizes const sizes = muon_sizes::of(be, parameters);
     check.enough(ws, sizes.bytes(be.concurrency()));
@@ -143,7 +157,7 @@ status muon_step(B const& be, view<muon_parameter<T, Kinds...> const, 1> paramet
             int64_t index = 0;
             for (int64_t i = 0; i < parameters.extent[0]; ++i)
                 for (int64_t k = 0; k < parameters(i).plan.matrices(); ++k, ++index)
-                    check.require(tops[index] < infinity_bits, status_code::non_finite, argument, "parameter", i, wanted);
+                    check.require(tops[index] < infinity_bits, status_code::non_finite, argument, "NaN or Inf in parameter", i, wanted);
             return check.ok();
         };
         for_matrices(be, sizes.matrices, spread, muon_norm_task<call_type>{call});
@@ -164,6 +178,11 @@ status muon_step(B const& be, view<muon_parameter<T, Kinds...> const, 1> paramet
 template <matmul_backend B, class... Kinds>
 status muon_step(B const& be, view<muon_parameter<Kinds...>, 1> parameters, step_gate const& gate, muon_options options, workspace ws) {
     return muon_step(be, view<muon_parameter<Kinds...> const, 1>(parameters), gate, options, ws);
+}
+/// One parameter, for what has a list of its own elsewhere.
+template <matmul_backend B, class... Kinds>
+status muon_step(B const& be, muon_parameter<Kinds...> const& parameter, step_gate const& gate, muon_options options, workspace ws) {
+    return muon_step(be, vec(&parameter, 1), gate, options, ws);
 }
 
 } // namespace keel::inline KEEL_ABI

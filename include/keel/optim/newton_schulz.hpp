@@ -3,6 +3,7 @@
 //     newton_schulz(be, u, o, {}, {}, ws)                                            fp32, Polar Express, 5 steps
 //     newton_schulz(be, u, o, {}, {.coefficients = coefficients<keller>()}, ws)      another certified set
 //     newton_schulz<bf16>(be, u, o, {}, {}, ws)                                      bf16 operands in the products; or f16
+//     newton_schulz<bf16>(be, u, o, {}, {.coefficients = coefficients<keller, bf16>()}, ws)     their set is certified for bf16
 //     newton_schulz(be, u, o, {}, {.coefficients = coefficients<deepseek_v4>(), .wanted_error = 0.01f}, ws)    stops when it is there
 //
 // Plan and forms: newton_schulz_plan.hpp; sets and their certificate: coefficients.hpp; mathematics: newton_schulz_iteration.hpp,
@@ -25,6 +26,12 @@ template <scalar_format T = float> struct newton_schulz_options {
     /// X X^T that the next step begins with, in T where the plan is plain or symmetric. Of use with sets that converge.
     float wanted_error = 0.0f;
 };
+
+/// The plan that newton_schulz follows with these options.
+template <scalar_format T = float>
+KEEL_HOST constexpr newton_schulz_plan plan_newton_schulz(int64_t row_count, int64_t column_count, newton_schulz_options<T> const& options = {}) {
+    return plan_newton_schulz<T>(row_count, column_count, options.coefficients, options.form);
+}
 
 /// Of each matrix of a batch [batch]; all optional. A zero matrix has error 1 after 0 steps.
 struct newton_schulz_measures {
@@ -166,7 +173,7 @@ int64_t newton_schulz_workspace(B const& be, int64_t row_count, int64_t column_c
 ///                copy may differ in the norm's last bit.
 /// Aliasing       o may be u itself.
 /// Workspace      newton_schulz_workspace<T>(be, rows, columns, batch, options).
-/// Cost           plan_newton_schulz(rows, columns, coefficients).flops() a matrix.
+/// Cost           plan_newton_schulz(rows, columns, options).flops() a matrix; its text() says the form.
 /// Source         Jordan 2024; Gram form after Gram Newton-Schulz; the sets name theirs. Deviations: no epsilon, fp32 before bf16.
 /// Example        auto const bytes = newton_schulz_workspace(be, rows, columns); newton_schulz(be, g, o, {}, {}, ws).or_throw();
 template <scalar_format T = float, matmul_backend B, class U, class O>
@@ -204,12 +211,12 @@ status newton_schulz(B const& be, view<U, 3> u, view<O, 3> o, newton_schulz_meas
         using inner_backend = std::remove_cvref_t<decltype(inner)>;
         for_matrices(be, batch, spread, newton_schulz_largest_task<U_format, inner_backend>{inner, from, tops});
         for (int64_t i = 0; i < batch; ++i)
-            check.require(tops[i] < infinity_bits, status_code::non_finite, "u", "matrix", i, "finite elements");
+            check.require(tops[i] < infinity_bits, status_code::non_finite, "u", "NaN or Inf in matrix", i, "finite elements");
         if (!check.ok()) return;
         for_matrices(be, batch, spread, newton_schulz_task<T, U_format, O, inner_backend>{
                                             inner, plan, options.coefficients, from, o, {measures}, options.wanted_error, tops, scratch, each});
         for (int64_t i = 0; i < batch; ++i)
-            check.require(tops[i] < infinity_bits, status_code::non_finite, "options.coefficients", "matrix", i, "a set that keeps it finite");
+            check.require(tops[i] < infinity_bits, status_code::non_finite, "options.coefficients", "NaN or Inf in matrix", i, "a set that keeps it finite");
     };
     if (spread) run(be.alone());
     else run(be);

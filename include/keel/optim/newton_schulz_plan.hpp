@@ -69,7 +69,8 @@ struct newton_schulz_plan {
                         " steps of " + coefficients;
         if (form == newton_schulz_form::gram)
             s += restart_count() == 0 ? ", no restart" : ", " + std::to_string(restart_count()) + " restarted";
-        return s + ", " + std::to_string(static_cast<int64_t>(flops() / 1e6)) + " Mflop";
+        bool const few = flops() < 1e7;
+        return s + ", " + std::to_string(static_cast<int64_t>(flops() / (few ? 1e3 : 1e6))) + (few ? " kflop" : " Mflop");
     }
 };
 

@@ -2,8 +2,8 @@
 // wherever and however they lay. On the host.
 //
 //     std::vector<std::byte> bytes(muon_state_bytes(p));                                     // yours: a file, a socket, a snapshot
-//     save_muon_state(p, rule, vec(bytes.data(), bytes.size())).or_throw();
-//     load_muon_state(p, rule, vec<std::byte const>(bytes.data(), bytes.size())).or_throw(); // the same parameter, with state memory of its own
+//     save_muon_state(p, rule, vec(bytes)).or_throw();
+//     load_muon_state(p, rule, vec(bytes)).or_throw();                                       // the same parameter, with state memory of its own
 //
 // Weights are the model's and not in it; what belongs to them is: compensation, and the count of applied steps, without which neither the
 // bias correction nor the random numbers would go on where they stopped. A state that is loaded steps as the one that was saved would have,
