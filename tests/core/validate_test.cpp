@@ -74,6 +74,29 @@ TEST_CASE("an output's elements are distinct exactly when its strides clear each
     CHECK(!distinct(keel::vec(p, 3, 0)));
 }
 
+TEST_CASE("a size that wraps around is refused, and not taken for a small or an empty one") {
+    float memory[4];
+    auto const refused = [](auto const& v) { return validation("f").present("x", v).result.code == keel::status_code::bad_shape; };
+    constexpr int64_t half = int64_t{1} << 32;
+    CHECK(refused(keel::rows(memory, half, half)));                       // 2^64 elements: 0
+    CHECK(refused(keel::view<float, 3>{memory, {half, half / 4, 5}, {}})); // 5 * 2^62: 2^62
+    CHECK(refused(keel::view<float, 2>{nullptr, {int64_t{1} << 62, 0}, {}}));
+    CHECK(refused(keel::vec(memory, (int64_t{1} << 60) + 1024)));
+    CHECK(!refused(keel::view<float, 2>{memory, {half, half / 16}, {}})); // one element shown 2^60 times
+    CHECK(!refused(keel::view<float, 2>{nullptr, {half, 0}, {}}));
+    CHECK(validation("f").extent("y", keel::rows(memory, half, half), 0, half).distinct("y", keel::rows(memory, half, half)).result.message() ==
+          "f: y has columns = 4294967296, wanted a size in bytes of at most 2^62 (bad_shape)");
+}
+
+TEST_CASE("the same elements are the same whatever the stride of a dimension of one") {
+    float memory[8];
+    auto const same = [](keel::view<float, 2> a, keel::view<float, 2> b) { return validation("f").disjoint_or_same("a", a, b).ok(); };
+    CHECK(same(keel::rows(memory, 1, 8, 8), keel::rows(memory, 1, 8, 0)));
+    CHECK(same(keel::view<float, 2>{memory, {4, 1}, {2, 1}}, keel::view<float, 2>{memory, {4, 1}, {2, 5}}));
+    CHECK(!same(keel::rows(memory, 2, 4, 4), keel::rows(memory, 2, 4, 3)));
+    CHECK(!same(keel::rows(memory, 1, 8), keel::rows(memory, 1, 7)));
+}
+
 TEST_CASE("the first failure is the one that is told") {
     validation check("f");
     std::vector<float> m(10);

@@ -168,6 +168,13 @@ TEST_CASE("a plan takes each row once, or is refused") {
     CHECK(!valid(12, {{"a", 12, 1, int64_t{1} << 62}}));
     CHECK(!valid(12, {{"a", 6, 1, 0}, {"b", 6, 1, 0}}));
     CHECK(!valid(12, {{"a", 12, 1, 1}}));
+    // Numbers whose products and sums do not fit 64 bits.
+    constexpr int64_t most = (int64_t{1} << 62) - 1, half = int64_t{1} << 32;
+    CHECK(!valid(most, {{"a", most - 1, 1, 0}, {"b", most, 1, 0}, {"c", 1, 1, 0}}));
+    CHECK(!valid(int64_t{1} << 60, {{"a", int64_t{1} << 60, 1, 0, 1, int64_t{1} << 60}}));
+    CHECK(!valid(0, {{"a", 0, most}, {"b", 0, most}, {"c", 0, most}, {"d", 0, most}}));
+    CHECK(!keel::plan_muon(4 * half, 0, 4, {{"a", 0, half / 4}}).valid());
+    CHECK(valid(12, {{"a", 12, 1}, {"none", 0, 4}}));
     // Random maps against a count of rows.
     uint64_t state = 1;
     auto const draw = [&](int64_t below) {

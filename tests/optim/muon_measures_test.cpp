@@ -1,4 +1,5 @@
 // What muon_step says of each logical matrix, and steps that stop early: those of newton_schulz on the matrix alone.
+#include <functional>
 #include <limits>
 
 #include <keel/backend/cpu/cpu.hpp>
@@ -78,6 +79,97 @@ TEST_CASE("each logical matrix has the measures, the steps and the bits of its o
             CHECK(unmeasured.weight.contents() == q.weight.contents());
         });
     }
+}
+
+TEST_CASE("parameters of a list have the measures that each has alone") {
+    muon_problem<> const small(fused(0.0f), 3), large(keel::plan_muon(1, 40, columns, {}, small.plan.options), 4);
+    measured want[2], got[2];
+    muon_problem<> alone[] = {small, large}, listed[] = {small, large};
+    for (int64_t row = 20; row < 26; ++row) // a matrix of zeros in the first
+        for (int64_t j = 0; j < columns; ++j) alone[0].gradient.set(row, j, 0.0f), listed[0].gradient.set(row, j, 0.0f);
+    auto const views = [](measured& m, int64_t n) {
+        keel::newton_schulz_measures const v = m.views();
+        return keel::newton_schulz_measures{slice(v.orthogonality_error, 0, n), slice(v.entering_error, 0, n), slice(v.steps, 0, n)};
+    };
+    int64_t const count[] = {stack * matrices_a_item, 1};
+    for (int i = 0; i < 2; ++i) CHECK(step(keel::cpu{}, alone[i], views(want[i], count[i])).ok());
+    for_each_cpu([&](std::string const& name, auto const& be) {
+        INFO(name);
+        keel::muon_parameter<> list[] = {listed[1].get(), listed[0].get()}; // the costly one first, and last
+        for (bool const turned : {false, true}) {
+            muon_problem<> again[] = {listed[0], listed[1]};
+            int const first = turned ? 0 : 1;
+            for (int k = 0; k < 2; ++k) {
+                int const i = k == 0 ? first : 1 - first;
+                list[k] = again[i].get();
+                got[i] = {};
+                list[k].measures = views(got[i], count[i]);
+            }
+            scratch memory(keel::muon_step_workspace(be, keel::vec(list, 2)));
+            CHECK(keel::muon_step(be, keel::vec(list, 2), open, plain_step, memory.get()).ok());
+            for (int i = 0; i < 2; ++i) CHECK(got[i] == want[i]);
+        }
+    });
+    CHECK(want[0].steps[1] == 0);
+    CHECK(want[1].steps[0] == 8);
+}
+
+namespace {
+
+/// One view of a parameter: where its data is, and may be put.
+template <class P> struct place {
+    std::string name;
+    std::function<void*(P&)> data;
+    std::function<void(P&, void*)> move;
+};
+#define KEEL_TEST_PLACE(P, member)                                                                                                         \
+    place<P> {                                                                                                                             \
+        #member, [](P& of) { return const_cast<void*>(static_cast<void const*>(of.member.data)); },                                      \
+            [](P& of, void* to) { of.member.data = static_cast<decltype(of.member.data)>(to); }                                            \
+    }
+
+/// Every two of the places laid upon each other are refused.
+template <class P> void every_pair_is_refused(P const& good, std::vector<place<P>> const& places) {
+    auto const checked = [](P const& p) {
+        keel::validation check("f");
+        keel::check_parameter(check, p, 0);
+        return check.result;
+    };
+    REQUIRE(checked(good).ok());
+    for (auto const& x : places)
+        for (auto const& y : places) {
+            if (&x == &y) continue;
+            INFO(y.name << " upon " << x.name);
+            P p = good;
+            y.move(p, x.data(p));
+            CHECK(checked(p).code == keel::status_code::overlap);
+        }
+}
+
+} // namespace
+
+TEST_CASE("no two views of a parameter may share memory, whichever they are") {
+    measured m;
+    {
+        muon_problem<> p(fused(0.0f));
+        p.balanced = p.shadowed = true;
+        using P = muon_problem<>::parameter_type;
+        P good = p.get();
+        good.measures = m.views();
+        every_pair_is_refused<P>(good, {KEEL_TEST_PLACE(P, weight), KEEL_TEST_PLACE(P, gradient), KEEL_TEST_PLACE(P, momentum), KEEL_TEST_PLACE(P, shadow),
+                                        KEEL_TEST_PLACE(P, second_moment), KEEL_TEST_PLACE(P, measures.orthogonality_error),
+                                        KEEL_TEST_PLACE(P, measures.entering_error), KEEL_TEST_PLACE(P, measures.steps)});
+    }
+    using problem = muon_problem<keel::row_blocks<keel::e4m3>, keel::bf16>;
+    problem p(fused(0.0f));
+    p.balanced = p.compensated = true;
+    using P = problem::parameter_type;
+    P good = p.get();
+    good.measures = m.views();
+    every_pair_is_refused<P>(good, {KEEL_TEST_PLACE(P, weight), KEEL_TEST_PLACE(P, gradient), KEEL_TEST_PLACE(P, momentum.codes),
+                                    KEEL_TEST_PLACE(P, momentum.scales), KEEL_TEST_PLACE(P, compensation), KEEL_TEST_PLACE(P, second_moment),
+                                    KEEL_TEST_PLACE(P, measures.orthogonality_error), KEEL_TEST_PLACE(P, measures.entering_error),
+                                    KEEL_TEST_PLACE(P, measures.steps)});
 }
 
 TEST_CASE("bad measures and wanted errors are named, and nothing is written") {

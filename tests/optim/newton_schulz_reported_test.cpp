@@ -91,8 +91,19 @@ TEST_CASE("rows and matrices that no 32-bit offset reaches") {
 // dion #74: 18 rows over 8 ranks left some without one, and they hung.
 TEST_CASE("no rows, no columns and no matrices are no work and no fault") {
     float nothing = 0;
-    for (auto [batch, rows, columns] : {std::tuple<int64_t, int64_t, int64_t>{0, 3, 4}, {2, 0, 4}, {2, 3, 0}})
-        CHECK(keel::newton_schulz(be, keel::cube(&nothing, batch, rows, columns), keel::cube(static_cast<float*>(nullptr), batch, rows, columns)).ok());
+    for (auto [batch, rows, columns] : {std::tuple<int64_t, int64_t, int64_t>{0, 3, 4}, {2, 0, 4}, {2, 3, 0}}) {
+        float error[2] = {-1, -1}, entering[2] = {-1, -1};
+        int64_t steps[2] = {-1, -1};
+        CHECK(keel::newton_schulz(be, keel::cube(&nothing, batch, rows, columns), keel::cube(static_cast<float*>(nullptr), batch, rows, columns),
+                                  {keel::vec(error, batch), keel::vec(entering, batch), keel::vec(steps, batch)})
+                  .ok());
+        for (int64_t i = 0; i < 2; ++i) // as of a zero matrix
+            CHECK((i < batch ? error[i] == 1 && entering[i] == 1 && steps[i] == 0 : error[i] == -1 && entering[i] == -1 && steps[i] == -1));
+    }
+    // 2^64 elements are not none.
+    constexpr int64_t half = int64_t{1} << 32;
+    keel::view<float, 2> const wrapped{&nothing, {half, half}, {half, 1}};
+    CHECK(keel::newton_schulz(be, wrapped, wrapped).code == keel::status_code::bad_shape);
     // A padded row of zeros changes no other row's direction.
     matrix const u = random_matrix(5, 9, 3);
     matrix padded = matrix::Zero(6, 9);

@@ -27,6 +27,7 @@ struct operand_layout {
     int64_t item = 0, row = 0, column = 0;
 
     KEEL_FN void const* at(int64_t i, int64_t r, int64_t c) const {
+        if (data == nullptr) return nullptr; // without elements, which an offset would make no less undefined
         return static_cast<std::byte const*>(data) + (i * item + r * row + c * column) * element_bytes;
     }
     KEEL_FN operand_layout transposed() const { return {data, element_bytes, item, column, row}; }

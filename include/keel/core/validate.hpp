@@ -40,11 +40,16 @@ struct validation {
         return condition ? *this : fail(code, argument, property, got, 0, wanted);
     }
 
-    /// No negative extent, and data where there are elements.
+    /// No negative extent, no size that 64 bits cannot count (its product would come out small, or as 0), and data where there are elements.
     template <class T, int Rank> KEEL_HOST validation& present(char const* argument, view<T, Rank> const& v) {
-        for (int d = 0; d < Rank; ++d)
+        double bytes = static_cast<double>(sizeof(T));
+        for (int d = 0; d < Rank; ++d) {
             if (v.extent[d] < 0)
                 return fail(status_code::bad_shape, argument, dimension(Rank, d), v.extent[d], 0, "0 or more");
+            if (v.extent[d] > 0) bytes *= static_cast<double>(v.extent[d]);
+            if (bytes > 0x1p62)
+                return fail(status_code::bad_shape, argument, dimension(Rank, d), v.extent[d], 0, "a size in bytes of at most 2^62");
+        }
         if (!v.empty() && v.data == nullptr) return fail(status_code::bad_pointer, argument, "data, not null");
         return *this;
     }
@@ -75,7 +80,7 @@ struct validation {
     /// No two elements of an output share memory (dimensions need not be ordered by stride).
     template <class T, int Rank> KEEL_HOST validation& distinct(char const* argument, view<T, Rank> const& v) {
         static_assert(!std::is_const_v<T>, "keel: a view of const elements was given where the call writes its output");
-        if (v.size() <= 1) return *this;
+        if (!ok() || v.size() <= 1) return *this;
         // Each dimension's steps must clear everything that the smaller-strided dimensions reach.
         for (int d = 0; d < Rank; ++d) {
             if (v.extent[d] <= 1) continue;
@@ -91,7 +96,7 @@ struct validation {
     /// The view shares no memory with any of the others.
     template <class A, int Rank, class... Views>
     KEEL_HOST validation& disjoint(char const* argument, view<A, Rank> const& a, Views const&... others) {
-        if ((overlapping(a, others) || ...)) fail(status_code::overlap, argument, "memory of its own");
+        if (ok() && (overlapping(a, others) || ...)) fail(status_code::overlap, argument, "memory of its own");
         return *this;
     }
     /// The two views share no memory, or are the very same elements of the same format (an elementwise call in place).
@@ -99,7 +104,7 @@ struct validation {
     KEEL_HOST validation& disjoint_or_same(char const* argument, view<A, Rank> const& a, view<B, Rank> const& b) {
         bool same = std::is_same_v<std::remove_const_t<A>, std::remove_const_t<B>> &&
                     static_cast<void const*>(a.data) == static_cast<void const*>(b.data);
-        for (int d = 0; d < Rank; ++d) same = same && a.extent[d] == b.extent[d] && a.stride[d] == b.stride[d];
+        for (int d = 0; d < Rank; ++d) same = same && a.extent[d] == b.extent[d] && (a.stride[d] == b.stride[d] || a.extent[d] <= 1);
         return same ? *this : disjoint(argument, a, b);
     }
     KEEL_HOST validation& enough(workspace const& ws, int64_t bytes) {

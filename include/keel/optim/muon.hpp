@@ -40,6 +40,7 @@ template <class T, class Gradient, class Shadow, class Momentum, class Weight>
 KEEL_HOST void check_parameter(validation& check, muon_parameter<T, Gradient, Shadow, Momentum, Weight> const& p, int64_t index) {
     static_assert(std::is_same_v<Weight, float> || sizeof(Weight) == 2, "keel: a weight is an fp32 master or has 16 bits");
     check.require(p.plan.valid(), status_code::bad_state, "plan", "parameter", index, "parts that cover the rows, each row once, in whole matrices");
+    if (!check.ok()) return; // what follows counts on the plan's numbers
     for (int k = 0; check.ok() && k < p.plan.part_count; ++k)
         check.require(p.plan.iteration(k).valid(), status_code::bad_option, "plan", "parameter", index,
                       "at most 64 steps in form gram: it restarts no later");

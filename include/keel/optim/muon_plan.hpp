@@ -98,17 +98,22 @@ template <scalar_format T = float> struct muon_plan {
     muon_plan_options<T> options = {};
     bool too_many_parts = false;
 
-    /// Parts must cover the rows, each row once, each part a whole number of matrices and of runs.
+    /// Parts must cover the rows, each row once, each part a whole number of matrices and of runs; at most 2^48 matrices.
     KEEL_HOST bool valid() const {
         int64_t covered = 0;
+        double matrices = 0.0; // of all items, in double: an int64 could wrap
         for (int p = 0; p < part_count; ++p) {
             row_part const& part = parts[p];
             if (part.matrices < 1 || part.rows < 0 || part.rows > rows || part.rows % part.matrices != 0 || part.run < 0) return false;
             if (part.run > 0 && (part.rows % part.run != 0 || part.period < part.run || part.period > rows)) return false;
+            if (part.rows > rows - covered) return false;
             covered += part.rows;
+            matrices += static_cast<double>(part.matrices) * static_cast<double>(stack);
             runs const r = runs_of(p);
-            if (r.first < 0 || r.first > rows || (r.count > 0 && r.first + (r.count - 1) * r.period + r.size > rows)) return false;
+            if (r.first < 0 || r.first > rows) return false;
+            if (r.count > 0 && (r.size > rows - r.first || r.count - 1 > (rows - r.first - r.size) / r.period)) return false;
         }
+        if (matrices > 0x1p48) return false;
         if (too_many_parts || covered != rows || stack < 0 || columns < 0 || options.coefficients.count < 1) return false;
         for (int p = 0; p < part_count; ++p)
             for (int q = 0; q < part_count; ++q)

@@ -33,7 +33,7 @@ KEEL_HOST constexpr newton_schulz_plan plan_newton_schulz(int64_t row_count, int
     return plan_newton_schulz<T>(row_count, column_count, options.coefficients, options.form);
 }
 
-/// Of each matrix of a batch [batch]; all optional. A zero matrix has error 1 after 0 steps.
+/// Of each matrix of a batch [batch]; all optional. A zero matrix, or one without elements, has error 1 after 0 steps.
 struct newton_schulz_measures {
     /// ||O O^T - I|| / sqrt(short side), Frobenius, of the result before it is rounded to o's format. Small only where the input has full
     /// rank. Costs one more product, X X^T into fp32, but nothing for a matrix that wanted_error has stopped.
@@ -192,7 +192,11 @@ status newton_schulz(B const& be, view<U, 3> u, view<O, 3> o, newton_schulz_meas
     check.require(options.wanted_error >= 0.0f, status_code::bad_option, "options.wanted_error", "a number of 0 or more");
     check.require(plan_newton_schulz<T>(u.extent[1], u.extent[2], options.coefficients, options.form).valid(), status_code::bad_option,
                   "options.coefficients", "steps", options.coefficients.count, "at most 64 in form gram: it restarts no later");
-    if (!check.ok() || u.empty()) return check.result;
+    if (!check.ok()) return check.result;
+    if (u.empty()) {
+        for (int64_t i = 0; i < batch; ++i) newton_schulz_notes{measures}.of_zero(i);
+        return check.result;
+    }
     check.enough(ws, newton_schulz_workspace<T>(be, u.extent[1], u.extent[2], batch, options));
     if (!check.ok()) return check.result;
 
