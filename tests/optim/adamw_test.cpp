@@ -216,6 +216,10 @@ TEST_CASE("adamw_step takes bf16 gradients and other shadows, and says what is w
     CHECK(code(same.vec(), p.weights(), {.m = p.m.vec(), .v = p.m.vec(), .applied = &p.applied}, {}) == status_code::overlap);
     CHECK(code(p.w.vec(), p.weights(), p.state(), {}) == status_code::overlap);
     CHECK(code(same.vec(), p.weights(), p.state(), {.learning_rate = -1.0f}) == status_code::bad_option);
+    for (float const rate : {0x1.000002p40f, std::numeric_limits<float>::infinity()}) { // a factor made of it would overflow
+        CHECK(code(same.vec(), p.weights(), p.state(), {.learning_rate = rate}) == status_code::bad_option);
+        CHECK(code(same.vec(), p.weights(), p.state(), {.weight_decay = rate}) == status_code::bad_option);
+    }
     CHECK(code(same.vec(), p.weights(), p.state(), {.beta1 = 1.0f}) == status_code::bad_option);
     CHECK(code(same.vec(), p.weights(), p.state(), {.beta2 = std::nanf("")}) == status_code::bad_option);
     for (float epsilon : {0.0f, 0x1.fffffep-64f, std::numeric_limits<float>::infinity(), std::nanf("")})

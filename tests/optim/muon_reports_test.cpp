@@ -135,3 +135,17 @@ TEST_CASE("gradients are read, never written, in any format, and so are states o
     }
     CHECK(p.bits() == bits);
 }
+
+TEST_CASE("a second moment that is not finite is found before anything is written") { // it would pass for the smallest, and its row for the largest
+    for (float const bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+        muon_problem<> p(keel::plan_muon(2, 6, 9));
+        p.balanced = true;
+        p.second.set(1, 4, bad);
+        auto const bits = p.bits();
+        auto const s = p.step(be, open, {});
+        CHECK(s.code == keel::status_code::non_finite);
+        CHECK(std::string(s.argument) == "second_moment");
+        CHECK(p.bits() == bits);
+        CHECK(p.step(be, keel::step_gate{}, {}).ok()); // a closed gate reads none
+    }
+}

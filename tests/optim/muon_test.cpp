@@ -366,6 +366,7 @@ TEST_CASE("muon_step says what is wrong and writes nothing") {
     CHECK(code([&](auto&, auto& o) { o.momentum = 1.0f; }) == status_code::bad_option);
     CHECK(code([&](auto&, auto& o) { o.learning_rate = std::nanf(""); }) == status_code::bad_option);
     CHECK(code([&](auto&, auto& o) { o.weight_decay = -1.0f; }) == status_code::bad_option);
+    CHECK(code([&](auto&, auto& o) { o.learning_rate = 0x1.000002p40f; }) == status_code::bad_option);
     CHECK(p.bits() == before);
     keel::muon_parameter<> x[] = {p.get(), q.get()};
     CHECK(keel::muon_step(be, keel::vec(x, 1), open, {}, {}).code == status_code::small_workspace);

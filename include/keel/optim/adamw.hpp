@@ -98,18 +98,17 @@ template <row_backend B, class Gradient, class Weights, class M = float, class V
 status adamw_step(B const& be, view<Gradient, 1> gradient, Weights weights, adamw_state_of<M, V> state, step_gate const& gate,
                   adamw_options options = {}, step_change* change = nullptr, workspace ws = {}) {
     int64_t const count = count_of(weights), chunks = adamw_chunks(count);
-    auto const in_range = [](float x) { return x >= 0.0f && x <= 0x1.fffffep127f; };
     validation check("adamw_step");
     check_weights(check, weights, count, gradient, state.m, state.v);
     check.shape("gradient", gradient, count).unit_stride("gradient", gradient);
     check_state_run(check, "state.m", "state.m.scales", state.m, count);
     check_state_run(check, "state.v", "state.v.scales", state.v, count);
     check.require(state.applied != nullptr, status_code::bad_pointer, "state.applied", "data, not null");
-    check.require(in_range(options.learning_rate), status_code::bad_option, "options.learning_rate", "a finite number of 0 or more");
-    check.require(in_range(options.weight_decay), status_code::bad_option, "options.weight_decay", "a finite number of 0 or more");
+    check.require(is_rate(options.learning_rate), status_code::bad_option, "options.learning_rate", "a number in [0, 2^40]");
+    check.require(is_rate(options.weight_decay), status_code::bad_option, "options.weight_decay", "a number in [0, 2^40]");
     check.require(options.beta1 >= 0.0f && options.beta1 < 1.0f, status_code::bad_option, "options.beta1", "a number in [0, 1)");
     check.require(options.beta2 >= 0.0f && options.beta2 < 1.0f, status_code::bad_option, "options.beta2", "a number in [0, 1)");
-    check.require(in_range(options.epsilon) && options.epsilon >= least_adamw_epsilon, status_code::bad_option, "options.epsilon",
+    check.require(options.epsilon >= least_adamw_epsilon && options.epsilon <= 0x1.fffffep127f, status_code::bad_option, "options.epsilon",
                   "a finite number of at least 2^-63 = 1.1e-19: v vanishes before a smaller one counts");
     if constexpr (backend_traits<B>::space == memory_space::host)
         check.require(!check.ok() || *state.applied >= 0, status_code::bad_state, "state.applied", "value",

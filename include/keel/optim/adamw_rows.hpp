@@ -14,11 +14,11 @@ namespace keel {
 inline constexpr float least_adamw_epsilon = 0x1p-63f;
 
 struct adamw_options {
-    float learning_rate = 1e-3f; ///< of this step; 0 or more
+    float learning_rate = 1e-3f; ///< of this step; 0 to 2^40
     float beta1 = 0.9f;          ///< of the mean m; in [0, 1)
     float beta2 = 0.999f;        ///< of the squares' mean v; in [0, 1)
     float epsilon = 1e-8f;       ///< added to the root, in units of the gradient; least_adamw_epsilon or above
-    float weight_decay = 0.0f;   ///< decoupled: w loses learning_rate * weight_decay of itself; 0 or more
+    float weight_decay = 0.0f;   ///< decoupled: w loses learning_rate * weight_decay of itself; 0 to 2^40
     decay_rule decay = decay_rule::decoupled;
     random_key key = {};         ///< of what is rounded by chance; the count of applied steps is added to its step
     uint64_t first_element = 0;  ///< number of the first element in the whole tensor, of which this may be a shard

@@ -81,6 +81,13 @@ KEEL_HOST void check_parameter(validation& check, muon_parameter<T, Gradient, Sh
                   index, "fewer than 2^32 elements a weight that lies in columns");
 }
 
+KEEL_HOST bool is_finite(view<float, 2> const& v) {
+    uint32_t largest = 0;
+    for (int64_t i = 0; !v.absent() && i < v.extent[0]; ++i)
+        for (int64_t j = 0; j < v.extent[1]; ++j) largest = umax(largest, magnitude(v(i, j)));
+    return largest < infinity_bits;
+}
+
 /// One Muon step of every listed parameter, unless the gate is closed.
 ///
 /// Formula        x = (1 - mu) (gradient * gate.clip), or without (1 - mu) for heavy_ball; M = fma(mu, M, x);
@@ -102,7 +109,7 @@ KEEL_HOST void check_parameter(validation& check, muon_parameter<T, Gradient, Sh
 ///                wanted error below 0),
 ///                unsupported (a shadow of 16-bit weights, compensation of fp32 ones), bad_state (a plan whose parts do not
 ///                cover its rows, a negative count; got: the parameter),
-///                small_workspace; non_finite (momentum; got: the parameter whose direction would not be finite): found before anything
+///                small_workspace; non_finite (momentum; got: the parameter whose direction would not be finite; second_moment): found before anything
 ///                of any parameter is written. An unsafe set may overflow: non_finite (plan; got: the first such parameter): its
 ///                momentum has moved and its step is counted, its weight, shadow, compensation and second moment have not moved, other
 ///                parameters have made their step.
@@ -125,11 +132,10 @@ KEEL_HOST void check_parameter(validation& check, muon_parameter<T, Gradient, Sh
 template <matmul_backend B, class T, class... Kinds>
 status muon_step(B const& be, view<muon_parameter<T, Kinds...> const, 1> parameters, step_gate const& gate, muon_options options, workspace ws) {
     static_assert(backend_traits<B>::space == memory_space::host, "the host looks at the largest elements before it goes on");
-    auto const in_range = [](float x) { return x >= 0.0f && x <= 0x1.fffffep127f; };
     validation check("muon_step");
     check.present("parameters", parameters).unit_stride("parameters", parameters);
-    check.require(in_range(options.learning_rate), status_code::bad_option, "options.learning_rate", "a finite number of 0 or more");
-    check.require(in_range(options.weight_decay), status_code::bad_option, "options.weight_decay", "a finite number of 0 or more");
+    check.require(is_rate(options.learning_rate), status_code::bad_option, "options.learning_rate", "a number in [0, 2^40]");
+    check.require(is_rate(options.weight_decay), status_code::bad_option, "options.weight_decay", "a number in [0, 2^40]");
     check.require(options.momentum >= 0.0f && options.momentum < 1.0f, status_code::bad_option, "options.momentum", "a number in [0, 1)");
     check.require(options.beta2 >= 0.0f && options.beta2 < 1.0f, status_code::bad_option, "options.beta2", "a number in [0, 1)");
     for (int64_t i = 0; check.ok() && i < parameters.extent[0]; ++i)
@@ -163,6 +169,9 @@ status muon_step(B const& be, view<muon_parameter<T, Kinds...> const, 1> paramet
         };
         for_matrices(be, sizes.matrices, spread, muon_norm_task<call_type>{call});
         if (!all_finite("momentum", "finite values")) return;
+        for (int64_t i = 0; i < parameters.extent[0]; ++i)
+            check.require(is_finite(parameters(i).second_moment), status_code::non_finite, "second_moment", "NaN or Inf in parameter", i, "finite values");
+        if (!check.ok()) return;
         for_matrices(be, sizes.matrices, spread, muon_update_task<call_type, T>{call});
         for (int64_t i = 0; i < parameters.extent[0]; ++i)
             if (parameters(i).applied != nullptr) *parameters(i).applied += 1;

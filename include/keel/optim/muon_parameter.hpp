@@ -10,11 +10,11 @@
 namespace keel {
 
 struct muon_options {
-    float learning_rate = 1e-3f; ///< of this step; 0 or more. The plan's scale multiplies it
+    float learning_rate = 1e-3f; ///< of this step; 0 to 2^40. The plan's scale multiplies it
     float momentum = 0.95f;      ///< mu, in [0, 1)
     momentum_rule rule = momentum_rule::ema;
     bool nesterov = true;
-    float weight_decay = 0.0f; ///< decoupled: w loses learning_rate * weight_decay of itself, unscaled; 0 or more
+    float weight_decay = 0.0f; ///< decoupled: w loses learning_rate * weight_decay of itself, unscaled; 0 to 2^40
     decay_rule decay = decay_rule::decoupled;
     float beta2 = 0.95f; ///< of NorMuon's second moment, in [0, 1), where a parameter has one
 };

@@ -21,6 +21,9 @@ KEEL_HOST constexpr char const* name_of(decay_rule rule) { return rule == decay_
 
 namespace keel::inline KEEL_ABI {
 
+/// What a learning rate or a decay may be: with it no factor of a step overflows, whatever the scale and the bias correction.
+KEEL_HOST constexpr bool is_rate(float x) { return x >= 0.0f && x <= 0x1p40f; }
+
 /// One step's factors, uniform over a tensor. -0 for `decay` where there is none.
 struct weight_factors {
     float step;  ///< what the direction is multiplied with before it is taken off
