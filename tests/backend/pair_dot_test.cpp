@@ -120,4 +120,28 @@ TEST_CASE("packing measures the exponents of a strip, whatever the strides") {
         }
     }
 }
+
+namespace {
+template <class T> void check_packed_codes() {
+    using lanes = keel::detail::pair_words<arch::avx512bf16, T>;
+    T code[32];
+    uint32_t along[16], across[16];
+    for (uint32_t first = 0; first < 256; ++first) {
+        for (uint32_t i = 0; i < 32; ++i) code[i] = from_word<T>((first + 37 * i) % 256);
+        store_words(&along[0], lanes{}.along(&code[0]));
+        store_words(&across[0], lanes{}.across(&code[0], &code[16]));
+        auto const upper = [&](uint32_t i) { return bits(decode(code[i])) >> 16; };
+        for (uint32_t i = 0; i < 16; ++i) {
+            REQUIRE(along[i] == (upper(2 * i) | upper(2 * i + 1) << 16));
+            REQUIRE(across[i] == (upper(i) | upper(i + 16) << 16));
+        }
+    }
+}
+} // namespace
+
+TEST_CASE("every code of eight bits is packed as the bf16 of its value") {
+    check_packed_codes<e4m3>();
+    check_packed_codes<e5m2>();
+    check_packed_codes<minifloat<4, 3, 8, specials::fnuz>>(); // has no -0: the long way
+}
 #endif

@@ -6,6 +6,7 @@
 
 #include <keel/backend/cpu/packing.hpp>
 #include <keel/backend/cpu/pair_dot.hpp>
+#include <keel/backend/cpu/pair_words.hpp>
 
 namespace keel::inline KEEL_ABI::detail {
 
@@ -17,13 +18,21 @@ template <class A, class T, int R> KEEL_FN exponent_range pack_pairs_across(oper
     for (int line = (R - 1) / w * w; line >= 0; line -= w) {
         int64_t const left = smaller(from.readable - line, w);
         T const* const p = static_cast<T const*>(from.data) + line;
-        auto const row = [&](int64_t k) {
-            if (k >= from.depth || left <= 0) return U(0u);
-            auto const* const codes = &p[k * from.depth_stride].bits;
+        float* slot = strip + line;
+        int64_t k = 0;
+        if (left == w)
+            for (; k + 2 <= from.depth; k += 2, slot += R) {
+                T const* const even = p + k * from.depth_stride;
+                U const words = pair_words<A, T>{}.across(even, even + from.depth_stride);
+                watch.take(words);
+                store(slot, as_float(words));
+            }
+        auto const row = [&](int64_t at) {
+            if (at >= from.depth || left <= 0) return U(0u);
+            auto const* const codes = &p[at * from.depth_stride].bits;
             return as_bf16<T>(left == w ? load_words<U>(codes) : load_words_partial<U>(codes, left));
         };
-        float* slot = strip + line;
-        for (int64_t k = 0; k < from.depth; k += 2, slot += R) {
+        for (; k < from.depth; k += 2, slot += R) {
             U const words = row(k) | shl<16>(row(k + 1));
             watch.take(words);
             store(slot, as_float(words));
@@ -46,7 +55,7 @@ template <class A, class T, int R> KEEL_FN exponent_range pack_pairs_along(opera
             if (left == step) {
                 repeat<w>([&](auto i) {
                     __builtin_prefetch(row[i] + k + 2 * step);
-                    block[i] = pair_of_neighbours<T>(load_neighbours<U>(row[i] + k));
+                    block[i] = pair_words<A, T>{}.along(row[i] + k);
                     watch.take(block[i]);
                 });
             } else {
