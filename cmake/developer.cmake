@@ -18,12 +18,16 @@ set(KEEL_WARNINGS -Wall -Wextra -Wshadow -Wconversion -Wsign-conversion -Wdouble
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # g++ 12 and 13 see overflows in std::string's operator+ that are none (GCC bug 105651); clang++ and the sanitizers look too.
     list(APPEND KEEL_WARNINGS -Wno-restrict -Wno-stringop-overflow -Wno-array-bounds)
+    # g++ 12.2 with AVX-512 stores the constants {a, a, 0, 0} of four 64-bit integers as {a, a, a, a}, such as an argument of 32 bytes.
+    if(CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 12 AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 12.3)
+        set(KEEL_CORRECT_CODE -fno-tree-slp-vectorize)
+    endif()
 endif()
 
 add_library(keel_developer INTERFACE)
 target_link_libraries(keel_developer INTERFACE keel::keel)
 target_compile_options(keel_developer INTERFACE
-    "$<$<COMPILE_LANGUAGE:CXX>:${KEEL_WARNINGS}>"
+    "$<$<COMPILE_LANGUAGE:CXX>:${KEEL_WARNINGS};${KEEL_CORRECT_CODE}>"
     "$<$<AND:$<BOOL:${KEEL_MARCH}>,$<COMPILE_LANGUAGE:CXX>>:-march=${KEEL_MARCH}>")
 set(CMAKE_CXX_EXTENSIONS OFF)
 
