@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 
@@ -45,6 +46,8 @@ struct batch {
             routed_tokens += padding ? 0 : 1;
         }
         weights.set(0, 0, std::numeric_limits<float>::quiet_NaN());
+        for (int64_t i = 1; i < t; i += 2) // zeros of either sign are equal
+            if (weights.get(i, 0) == 0.0f) weights.set(i, 0, -0.0f);
         keel::demand_from_counts(keel::vec(counts.data(), e), routed_tokens, k, demand).or_throw();
     }
 };
@@ -119,6 +122,7 @@ template <class B> outcome serve(B const& be, batch& b, capacity_limit limit, dr
     keel::served_counts served(keel::part(counted.view(), 0));
     keel::capacity_saved const saved{keel::part(counted.view(), 1), keel::part(counted.view(), 2)};
     scratch ws(keel::reroute_overflow_workspace(b.tokens, b.experts, b.k, b.spare)), less(keel::apply_capacity_workspace(b.tokens, b.experts, b.k, order));
+    for (keel::workspace memory : {ws.get(), less.get()}) std::memset(memory.data, 0xa5, static_cast<std::size_t>(memory.size)); // of another call
     if (b.spare == 0) {
         keel::apply_capacity(be, b.choices.view(), b.weights.view(), b.demand, {slots.view(), offsets.vec()}, served, saved, {limit, order}, less.get()).or_throw();
         for (int64_t i = 0; i < b.tokens * b.k; ++i) ids.set(i / b.k, i % b.k, b.choices.get(i / b.k, i % b.k));

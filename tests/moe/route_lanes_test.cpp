@@ -26,6 +26,7 @@ TEST_CASE("tokens that are routed side by side get what each gets alone") {
                     bias[static_cast<std::size_t>(e)] = static_cast<float>(e % 5) / 64.0f - 0.03f; // many are equal
                     at(20, e) = 0.25f;                                                             // more candidates than are held
                     at(21, e) = e % 9 == 0 ? 1.0f : -0.0f;
+                    at(22, e) = e % 9 != 0 ? -1.0f - static_cast<float>(e) : e % 2 == 0 ? -0.0f : 0.0f; // zeros of either sign tie
                     at(33, e) = 18.0f + static_cast<float>(e % 7); // sigmoid is 1: the logit decides
                     at(34, e) = e % 2 == 0 ? 3e38f : -3e38f;
                     at(35, e) = -200.0f - static_cast<float>(e);
@@ -42,4 +43,25 @@ TEST_CASE("tokens that are routed side by side get what each gets alone") {
                 CHECK(got.same(want));
                 CHECK(got.untouched());
             }
+}
+
+TEST_CASE("what does not fit side by side goes one by one: infinite biases, groups, next choices") {
+    int64_t const tokens = 20, experts = 40, k = 4;
+    float const inf = std::numeric_limits<float>::infinity();
+    guarded_matrix<float> z(tokens, experts, 0, floats(data_kind::normal, tokens * experts, 5));
+    guarded_matrix<float> b(1, experts);
+    struct way {
+        float most, one;
+        keel::route_options options;
+    };
+    for (way const& w : {way{-inf, 0.5f, {}}, way{0.0f, inf, {}}, way{0.0f, std::numeric_limits<float>::quiet_NaN(), {}},
+                         way{0.0f, 0.25f, {.groups = 8, .top_groups = 2}}, way{0.0f, 0.25f, {.spare = 3}}}) {
+        for (int64_t e = 0; e < experts; ++e) b.set(0, e, e % 20 == 7 ? w.one : w.most);
+        routed<> want(tokens, experts, k, w.options.spare), got(tokens, experts, k, w.options.spare);
+        want.run(keel::reference{}, z.view(), {.bias = b.vec()}, w.options).or_throw();
+        got.run(keel::cpu<>{}, z.view(), {.bias = b.vec()}, w.options).or_throw();
+        INFO("most " << w.most << " one " << w.one << " groups " << w.options.groups << " spare " << w.options.spare);
+        CHECK(got.same(want));
+        CHECK(got.untouched());
+    }
 }

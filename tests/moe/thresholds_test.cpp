@@ -262,6 +262,13 @@ TEST_CASE("thresholds that do not belong to the demand, the bias or the state ar
                                                 {.rule = keel::balance_rule::quantile, .rate = 1.0f});
     CHECK(std::string(unreduced.argument) == "state.thresholds");
     CHECK(l.same(one));
+    // A commit that comes after its step's update: the bias has moved, the thresholds are still of the old one.
+    l.update_by_quantile().or_throw();
+    quantile_layer const updated = l;
+    CHECK_FALSE(equal_bits(updated.bias, fresh.bias));
+    CHECK(keel::commit(be, l.state(), r.demand, h.counts, {}).ok());
+    CHECK(keel::commit(be, l.state(), r.demand, h.counts, {.step = 1}).code == status_code::bad_state);
+    CHECK(l.same(updated));
     layer plain(experts);
     keel::commit(be, plain.state(), r.demand, {}).or_throw();
     CHECK(update(plain, keel::open_gate(), {.rule = keel::balance_rule::quantile}).code == status_code::bad_option);

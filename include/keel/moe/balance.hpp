@@ -131,7 +131,7 @@ template <class Stage> KEEL_HOST void check_counts(validation& check, char const
 
 namespace keel::inline KEEL_ABI {
 
-/// Thresholds where the state keeps some, and only there: of the same tokens, k and bias.
+/// Thresholds where the state keeps some, and only there: of the same tokens and k.
 KEEL_HOST void check_same_thresholds(validation& check, balance_state const& state, demand_counts const& demand,
                                      threshold_counts const& thresholds) {
     if (!check.ok()) return;
@@ -144,9 +144,6 @@ KEEL_HOST void check_same_thresholds(validation& check, balance_state const& sta
                   "those of the demand");
     check.require(thresholds.per_token() == demand.per_token(), status_code::bad_state, "thresholds", "experts a token",
                   thresholds.per_token(), "the k of the demand");
-    if (!check.ok()) return;
-    check.require(thresholds.range().same(threshold_range_of(state.bias, state.thresholds.extent[1])), status_code::bad_state, "thresholds",
-                  "thresholds that were counted with state.bias");
 }
 
 /// Adds a micro-batch's demand to the pending counts, once: a key that is there already (a recomputed forward, a repeated call) or
@@ -173,7 +170,10 @@ status commit(B const&, balance_state const& state, demand_counts const& demand,
     check.require(demand.filled(), status_code::bad_state, "demand", "demand that route has filled");
     check.require(key.step >= 0, status_code::bad_option, "key.step", "value", key.step, "0 or more");
     check_same_thresholds(check, state, demand, thresholds);
-    if (!check.ok() || key.step < ledger.next_step()) return check.result;
+    if (!check.ok() || key.step < ledger.next_step()) return check.result; // late, the bias has moved since
+    if (thresholds.filled())
+        check.require(thresholds.range().same(threshold_range_of(state.bias, state.thresholds.extent[1])), status_code::bad_state, "thresholds",
+                      "thresholds that were counted with state.bias");
     if (ledger.count() > 0) {
         check.require(ledger.open_step() == key.step, status_code::bad_state, "key.step", "value", key.step,
                       "the step that is open; update_balance closes it");

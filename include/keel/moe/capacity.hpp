@@ -200,7 +200,7 @@ capacity_call<B, I> call_capacity(B const& be, view<I const, 2> choices, view<fl
 ///                C = options.limit.tokens_an_expert(demand.tokens(), k, experts). served[e] = min(demand[e], C); offsets are the sums of
 ///                served; slots count an expert's rows by (token, choice), whatever the drop order. Integers only.
 /// Weights        stay as route gave them: what a token's dropped experts held is lost to it, as in training with Megatron.
-///                normalise_served (route_weights.hpp) shares it out among those that serve the token.
+///                route_weights with normalise_over::served shares it out among those that serve the token.
 /// Shapes         ids [tokens, k] from route (-1 for padding), weights [tokens, k] for the orders weight and batch_prioritised, else absent;
 ///                out.slots [tokens, k], out.offsets [experts + 1], served over memory for [experts] counts; any strides. ids int32 or
 ///                int64, weights float, the rest int64. saved: each may be absent.
@@ -238,8 +238,8 @@ status apply_capacity(B const& be, view<I, 2> ids, demand_counts const& demand, 
 /// Demand         is of the first k choices, as route counted it. A rerouted assignment is no demand of the expert that takes it over, so
 ///                that the balancing bias sees the true load. served may exceed it: served.rerouted() is by how many in all.
 /// Ids            ids [tokens, k], written: the expert that serves the assignment, or the choice itself where it was dropped. They are
-///                distinct in a token. weights of route belong to the choices: normalise_served makes those of ids, and
-///                route_backward takes both as they are.
+///                distinct in a token. weights of route belong to the choices: route_weights makes those of ids, and route_backward
+///                takes both as they are.
 /// Shapes         choices [tokens, k + spare], spare 0 or more; -1 ends a row's spare experts early. The rest as in apply_capacity.
 /// Status         as apply_capacity. Workspace: reroute_overflow_workspace(tokens, experts, k, spare).
 /// Cost           three passes over ids and slots a round.
