@@ -65,3 +65,17 @@ TEST_CASE("what does not fit side by side goes one by one: infinite biases, grou
         CHECK(got.untouched());
     }
 }
+
+TEST_CASE("the last place of a full sorting network: of two equal sums the larger logit, though both come after all others") {
+    int64_t const tokens = 3, experts = 40;
+    for (int64_t k : {8, 16}) {
+        guarded_matrix<float> z(tokens, experts), b(1, experts);
+        for (int64_t e = 0; e < experts; ++e) {
+            b.set(0, e, e < k - 1 ? 1.0f + static_cast<float>(e) / 8.0f : e == 30 || e == 35 ? 0.5f : 0.0f);
+            for (int64_t t = 0; t < tokens; ++t) z.set(t, e, e < k - 1 || e == 30 ? 20.0f : e == 35 ? 21.0f : -30.0f - static_cast<float>(e)); // sigmoid(20) is 1
+        }
+        routed<> got(tokens, experts, k);
+        got.run(keel::cpu<>{}, z.view(), {.bias = b.vec()}).or_throw();
+        for (int64_t t = 0; t < tokens; ++t) CHECK(got.id(t, k - 1) == 35);
+    }
+}
