@@ -1,7 +1,8 @@
 // How large each expert's bias would have had to be for each token: histograms of exact counts, for the quantile rule.
 //
-// The threshold of expert e at token t is a_t - s_te, s the score and a_t the (k + 1)-th largest score plus bias: with a bias above it
-// the expert is chosen. The k / experts quantile of its thresholds is then the bias at which an expert has its fair share.
+// The threshold of expert e at token t is a_t - s_te, s the score and a_t the (k + 1)-th largest score plus bias: an expert that is
+// chosen stays so with any bias above it. (One that is not has to pass the k-th largest, which is no lower: the published rule takes one level
+// for all.) The k / experts quantile of its thresholds is then the bias at which an expert has its fair share.
 // Thresholds come from scores alone, so nothing that is dropped later can hide from them.
 #pragma once
 

@@ -32,7 +32,8 @@ KEEL_HOST int64_t count_thresholds_workspace(int64_t tokens, int64_t experts, in
 ///                the first. A row with NaN or +Inf counts once for each expert, in bins that mean nothing, as its choice means nothing.
 /// Groups         a_t is then of the expert e: the larger of the (k + 1)-th largest s + bias of those groups' experts that would be chosen with
 ///                e's among them, and of what e needs for its group to be (threshold_groups.hpp). Above such a threshold, with the
-///                other biases as they are, e is chosen; they may lie outside the bins.
+///                other biases as they are, an e that is chosen stays so; they may lie outside the bins. Where groups tie, or are masked
+///                but for one expert under top_two, the level does not see who wins the tie and may count as never reached.
 /// Options        score, groups, top_groups and by as route has them; the others are not read.
 /// Status         bad_shape, bad_stride, bad_pointer, overlap, bad_option (k, score, groups, a bias that is not finite, a bias so large that
 ///                a bin has no width), small_workspace.
