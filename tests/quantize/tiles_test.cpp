@@ -59,6 +59,8 @@ template <class X, class Blocks> void check_all_bands() {
             if (!every_case && rows + columns % 13 > 12) continue;
             for (int64_t const bad : {0, 1, 5}) check_bands<X, Blocks>(rows, columns, bad);
         }
+    for (int64_t const columns : {keel::tile_elements, keel::tile_elements + 1, 2 * keel::tile_elements + 900}) // tiles that run on from row to row
+        for (int64_t const bad : {0, 2}) check_bands<X, Blocks>(3, columns, bad);
 }
 
 } // namespace

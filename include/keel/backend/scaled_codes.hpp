@@ -61,8 +61,7 @@ KEEL_FN void encode_blocks(G const& g, X const* from, Code* to, int64_t n, float
     g.template blocks<C>(n, [&](auto const& b) { encode_scaled<Code>(g, b, from, to, b.spread(b.get(multipliers)), flushed); });
 }
 
-// The same for a tile: some rows of a matrix, some columns wide, that stay in the first-level cache. Rows side by side are read from
-// memory faster than one after another, since the hardware fetches ahead in each.
+// The same for a tile: some rows of a matrix, some columns wide, that stay in the first-level cache.
 
 template <class T> struct tile {
     T* p;

@@ -56,7 +56,7 @@ void quantize_checked(B const& be, view<X, 2> x, block_scaled<Code, Scale, Rows,
     constexpr bool scales_at_once = Rows == 1 && Columns > 1 && Columns <= 1024 && Rule::bounded && Rounding::is_nearest && thread_backend<B>;
     if constexpr (scales_at_once)
         if (has_adjacent_columns(x) && has_adjacent_columns(out.codes)) {
-            int64_t const band = rows_of_a_band(x.extent[0], be.concurrency(), rows_together);
+            int64_t const band = rows_of_a_band(x.extent[0], be.concurrency());
             return be.for_rows((x.extent[0] + band - 1) / band, x.extent[1] * band,
                                quantize_block_rows<value, blocks, Overflow, Rule>{from, out, options.policy, report, band, events});
         }
