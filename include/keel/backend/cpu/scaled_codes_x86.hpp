@@ -118,6 +118,22 @@ template <class M, bool Streams = false, class Code> KEEL_FN int64_t encode_some
     put_bytes<M, Streams>(to, bytes);
     return M::flushed(bytes, element);
 }
+/// n numbers, whole turns of the decoder, from their codes.
+template <class M, class Decoder, class Code, class Y> KEEL_FN void decode_run(Decoder const& decoder, bool streams, Code const* from, Y* to, int64_t n) {
+    auto const walk = [&](auto const& put) {
+        for (int64_t k = 0; k < n; k += Decoder::codes_at_once) {
+            prefetch_read(from + k);
+            decoder(from + k, to + k, put);
+        }
+    };
+    if (streams && holds_registers<M>(to))
+        walk([](Y* p, typename M::i v) { M::stream(p, v); });
+    else
+        walk([](Y* p, typename M::i v) {
+            prefetch_write(p);
+            M::store_bytes(p, v);
+        });
+}
 /// Adds to lane 0.
 template <class M, class U> KEEL_FN void add_count(U& words, int64_t count) { words = words + U::of(typename U::register_type(M::lone(count))); }
 

@@ -25,6 +25,7 @@ namespace detail {
 
 template <class M, class Code> struct half_codes {
     using traits = format_traits<Code>;
+    static constexpr int codes_at_once = M::elements;
     static constexpr int up = 10 - traits::mantissa_bits, exponent = 15 - traits::bias; ///< a code's number is the half's times 2^exponent
     typename M::f factor;
 
@@ -60,25 +61,8 @@ template <half_code Code, word_arch A, class Block>
 KEEL_FN void decode_scaled(cpu_row_group<A> const& g, Block const& b, Code const* from, float* to, pack<A> const& scale) {
     using M = detail::word_machine<A>;
     using halves = detail::half_codes<M, Code>;
-    int64_t const count = halves::holds(M::first(scale.v)) ? b.count / M::elements * M::elements : 0;
-    if (count > 0) {
-        halves const floats_of(scale.v);
-        Code const* const codes = from + b.i;
-        float* const numbers = to + b.i;
-        auto const walk = [&](auto const& put) {
-            for (int64_t k = 0; k < count; k += M::elements) {
-                prefetch_read(codes + k);
-                floats_of(codes + k, numbers + k, put);
-            }
-        };
-        if (g.streams && detail::holds_registers<M>(numbers))
-            walk([](float* p, typename M::i v) { M::stream(p, v); });
-        else
-            walk([](float* p, typename M::i v) {
-                prefetch_write(p);
-                M::store_bytes(p, v);
-            });
-    }
+    int64_t const count = halves::holds(M::first(scale.v)) ? b.count / halves::codes_at_once * halves::codes_at_once : 0;
+    if (count > 0) detail::decode_run<M>(halves(scale.v), g.streams, from + b.i, to + b.i, count);
     if (count < b.count) decode_scaled<cpu_row_group<A>, Block, Code const*, float*>(g, rest_of(b, count), from, to, scale);
 }
 

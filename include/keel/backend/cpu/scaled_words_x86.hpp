@@ -121,24 +121,7 @@ KEEL_FN void decode_scaled(cpu_row_group<A> const& g, Block const& b, Code const
     using M = detail::word_machine<A>;
     using lookup = detail::word_lookup<M, Code>;
     int64_t const count = lookup::holds(M::first(scale.v)) ? b.count / lookup::codes_at_once * lookup::codes_at_once : 0;
-    if (count > 0) {
-        lookup const words_of(scale.v);
-        Code const* const codes = from + b.i;
-        bf16* const words = to + b.i;
-        auto const walk = [&](auto const& put) {
-            for (int64_t k = 0; k < count; k += lookup::codes_at_once) {
-                prefetch_read(codes + k);
-                words_of(codes + k, words + k, put);
-            }
-        };
-        if (g.streams && detail::holds_registers<M>(words))
-            walk([](bf16* p, typename M::i v) { M::stream(p, v); });
-        else
-            walk([](bf16* p, typename M::i v) {
-                prefetch_write(p);
-                M::store(p, v);
-            });
-    }
+    if (count > 0) detail::decode_run<M>(lookup(scale.v), g.streams, from + b.i, to + b.i, count);
     if (count < b.count) decode_scaled<cpu_row_group<A>, Block, Code const*, bf16*>(g, rest_of(b, count), from, to, scale);
 }
 

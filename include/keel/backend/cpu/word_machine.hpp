@@ -27,7 +27,6 @@ template <> struct word_machine<arch::avx2> {
     static constexpr int elements = 16;
 
     KEEL_FN static i load(bf16 const* p) { return _mm256_loadu_si256(reinterpret_cast<i const*>(p)); }
-    KEEL_FN static void store(bf16* p, i v) { _mm256_storeu_si256(reinterpret_cast<i*>(p), v); }
     KEEL_FN static void stream(void* p, i v) { _mm256_stream_si256(static_cast<i*>(p), v); } ///< past the caches; p of whole registers
     KEEL_FN static f load(float const* p) { return _mm256_load_ps(p); }
     KEEL_FN static i load_words(float const* p) { return _mm256_loadu_si256(reinterpret_cast<i const*>(p)); }
@@ -151,7 +150,6 @@ template <> struct word_machine<arch::avx512> {
     static constexpr int elements = 32;
 
     KEEL_FN static i load(bf16 const* p) { return _mm512_loadu_si512(p); }
-    KEEL_FN static void store(bf16* p, i v) { _mm512_storeu_si512(p, v); }
     KEEL_FN static void stream(void* p, i v) { _mm512_stream_si512(static_cast<i*>(p), v); }
     KEEL_FN static f load(float const* p) { return _mm512_load_ps(p); }
     KEEL_FN static i load_words(float const* p) { return _mm512_loadu_si512(p); }
