@@ -79,7 +79,7 @@ void bf16_gradient(benchmark::State& state) {
     });
 }
 
-struct unit_scale {
+struct line_scale {
     KEEL_FN float operator()(int64_t, int64_t line, int64_t block) const {
         return 1.0f + static_cast<float>(line + block);
     }
@@ -100,7 +100,7 @@ void e4m3_promoted(benchmark::State& state) {
                           n,
                           k};
     measure(state, 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k), [&] {
-        matmul_promoted<e4m3, e4m3, bf16>(be, set, promotion<unit_scale, unit_scale>{128, {}, {}}, ws).or_throw();
+        matmul_promoted<e4m3, e4m3, bf16>(be, set, promotion<line_scale, line_scale>{128, {}, {}}, ws).or_throw();
     });
 }
 

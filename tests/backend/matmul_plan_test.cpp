@@ -150,6 +150,7 @@ TEST_CASE("promoted products of bf16 pairs and of symmetric form: A A^T in slice
             for (int64_t j = 0; j < k; ++j) at.set(j, i, a.get(i, j));
         auto const one = [](int64_t, int64_t, int64_t) { return 1.0f; };
         promotion<decltype(one), decltype(one)> const scales{length, one, one};
+        promotion<unit_scale, unit_scale> const unscaled{length, {}, {}};
         guarded_matrix<float> want(n, n, 0);
         for (int64_t i = 0; i < n; ++i)
             for (int64_t j = 0; j < n; ++j) {
@@ -167,6 +168,10 @@ TEST_CASE("promoted products of bf16 pairs and of symmetric form: A A^T in slice
                 scratch ws(matmul_promoted_workspace(be, n, n, k, length));
                 matmul_promoted<T, T, float>(be, set, scales, ws.get()).or_throw();
                 CHECK(differences(c.view(), want.view()) == 0);
+                guarded_matrix<float> sums(n, n, 0);
+                set.c = layout_of(sums.view());
+                matmul_promoted<T, T, float>(be, set, unscaled, ws.get()).or_throw();
+                CHECK(differences(sums.view(), want.view()) == 0);
             }
         });
     };

@@ -72,5 +72,18 @@ int main() {
             .or_throw();
         d.add(c);
     });
+    same_bits("slices of a Gram matrix", [](auto const& be, digest& d) {
+        int64_t const n = 45, k = 700;
+        guarded_matrix<keel::bf16> a(n, k, 0, floats(data_kind::normal, n * k, 1));
+        guarded_matrix<float> c(n, n);
+        scratch ws(keel::matmul_promoted_workspace(be, n, n, k, 128));
+        keel::product_set set{
+            keel::layout_of(a.view()), keel::layout_of(transposed(a.view())), keel::layout_of(c.view()), 1, n, n, k};
+        set.options.form = keel::product_form::symmetric;
+        keel::matmul_promoted<keel::bf16, keel::bf16, float>(
+            be, set, keel::promotion<keel::unit_scale, keel::unit_scale>{128, {}, {}}, ws.get())
+            .or_throw();
+        d.add(c);
+    });
     return disagreements != 0;
 }

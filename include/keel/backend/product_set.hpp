@@ -89,6 +89,11 @@ template <class T> inline constexpr bool exact_in_bf16 = std::is_same_v<T, bf16>
 /// Whether k runs through pairs, odd element first: the order of the hardware's bf16 dot.
 template <class A, class B> inline constexpr bool takes_pairs = exact_in_bf16<A> && exact_in_bf16<B>;
 
+/// A scale of 1 for every block: promotion then adds up the sums of slices of k.
+struct unit_scale {
+    KEEL_FN float operator()(int64_t, int64_t, int64_t) const { return 1.0f; }
+};
+
 /// Scales of block-scaled operands for a promoted product. Block b is k in [b * length, (b + 1) * length) of the product;
 /// scale_a(item, row, b) and scale_b(item, column, b) give floats, called with rows and columns counted inside the product.
 template <class ScaleA, class ScaleB> struct promotion {

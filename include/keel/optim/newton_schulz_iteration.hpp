@@ -26,24 +26,21 @@ struct newton_schulz_outcome {
 
 /// A = X X^T is summed in slices of the long side, each from zero, and slice by slice: in one chain of m terms that are all alike every
 /// rounding of a binade goes the same way, and A's eigenvalues drift by up to m 2^-26 of the largest, below 0 too, where no set is
-/// certified. Of slices of about sqrt(m) the drift is 2 sqrt(m) 2^-26.
-KEEL_HOST constexpr int64_t gram_slice(int64_t long_side) {
-    int64_t slice = 128;
+/// certified. Of slices of about sqrt(m) the drift is 2 sqrt(m) 2^-26. An A that is rounded to 16 bits anyway takes slices of at least 1024:
+/// 2^-16 and 2^-26 for each of them is little of its own half unit, 2^-9 or 2^-12.
+template <class S> KEEL_HOST constexpr int64_t gram_slice(int64_t long_side) {
+    int64_t slice = std::is_same_v<S, float> ? 128 : 1024;
     while (slice * slice < long_side) slice += 128;
     return slice;
 }
-/// A scale of 1 for every block.
-struct unit_scale {
-    KEEL_FN float operator()(int64_t, int64_t, int64_t) const { return 1.0f; }
-};
 
-template <matmul_backend B> int64_t newton_schulz_product_bytes(B const& be, newton_schulz_plan const& plan) {
+template <class T, matmul_backend B> int64_t newton_schulz_product_bytes(B const& be, newton_schulz_plan const& plan) {
     int64_t const n = plan.short_side(), m = plan.long_side();
-    int64_t const gram = matmul_promoted_workspace(be, n, n, m, gram_slice(m)), square = matmul_workspace(be, n, n, n);
-    int64_t const wide = matmul_workspace(be, n, m, n), tall = matmul_workspace(be, m, n, n);
-    int64_t most = gram > square ? gram : square;
-    most = most > wide ? most : wide;
-    return most > tall ? most : tall;
+    int64_t most = 0;
+    for (int64_t const bytes : {matmul_promoted_workspace(be, n, n, m, gram_slice<T>(m)), matmul_promoted_workspace(be, n, n, m, gram_slice<float>(m)),
+                                matmul_workspace(be, n, n, n), matmul_workspace(be, n, m, n), matmul_workspace(be, m, n, n)})
+        most = most > bytes ? most : bytes;
+    return most;
 }
 /// Bytes of the squares: four of float in gram, else two of T in which one of float has room.
 template <class T> KEEL_HOST constexpr int64_t newton_schulz_square_bytes(newton_schulz_plan const& plan) {
@@ -56,7 +53,7 @@ template <class T> KEEL_HOST constexpr int64_t newton_schulz_square_bytes(newton
 template <class T, matmul_backend B> int64_t newton_schulz_scratch(B const& be, newton_schulz_plan const& plan) {
     return workspace_total(2 * workspace_bytes<T>(plan.rows * plan.columns) + newton_schulz_square_bytes<T>(plan) +
                            workspace_bytes<float>(plan.long_side()) + workspace_bytes<float>(1) +
-                           newton_schulz_product_bytes(be, plan));
+                           newton_schulz_product_bytes<T>(be, plan));
 }
 template <class T, matmul_backend B>
 newton_schulz_buffers<T> newton_schulz_carve(B const& be, newton_schulz_plan const& plan, workspace ws) {
@@ -71,7 +68,7 @@ newton_schulz_buffers<T> newton_schulz_carve(B const& be, newton_schulz_plan con
     for (int i = 0; i < (gram ? 4 : 1); ++i) s.polynomial[i] = rows(wide.take<float>(n * n), n, n);
     s.squares = ws.take<float>(plan.long_side());
     s.scalar = ws.take<float>(1);
-    s.products = ws.part(newton_schulz_product_bytes(be, plan));
+    s.products = ws.part(newton_schulz_product_bytes<T>(be, plan));
     return s;
 }
 
@@ -173,7 +170,7 @@ template <class T, matmul_backend B> class newton_schulz_iteration {
         int64_t const n = wide.extent[0], m = wide.extent[1];
         product_set const set{layout_of(wide), layout_of(transposed(wide)), layout_of(g), 1, n, n, m, nullptr, ragged::none,
                               {.form = form_of_squares()}};
-        [[maybe_unused]] status const s = matmul_promoted<T, T, S>(be_, set, promotion<unit_scale, unit_scale>{gram_slice(m), {}, {}}, s_.products);
+        [[maybe_unused]] status const s = matmul_promoted<T, T, S>(be_, set, promotion<unit_scale, unit_scale>{gram_slice<S>(m), {}, {}}, s_.products);
         KEEL_ASSERT(s.ok());
     }
     /// out = alpha a b + beta c, all n x n polynomials of one symmetric matrix. out shares no memory with them.

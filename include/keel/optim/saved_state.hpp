@@ -101,7 +101,7 @@ template <class Code, class Scale, int C> struct described<block_scaled<Code, Sc
 KEEL_HOST uint64_t checksum(std::byte const* p, int64_t count) {
     uint64_t lane[4] = {0x9e3779b97f4a7c15u, 0xc2b2ae3d27d4eb4fu, 0x165667b19e3779f9u, static_cast<uint64_t>(count)};
     for (int64_t i = 0; i < count; i += 32)
-        for (int k = 0; k < 4; ++k) {
+        for (int64_t k = 0; k < 4; ++k) {
             int64_t const left = count - i - 8 * k;
             uint64_t word = 0;
             if (left > 0) __builtin_memcpy(&word, p + i + 8 * k, left < 8 ? static_cast<std::size_t>(left) : 8);

@@ -36,9 +36,9 @@ using direct_kernel_function = void (*)(int64_t, float const*, int64_t, int64_t,
 /// Rows of the next tile where `left` are left: no line past the end is read.
 template <class A> KEEL_FN constexpr int direct_rows(int64_t left) {
     if (left >= tile_rows<A>) return tile_rows<A>;
-    int rows = 1;
+    int64_t rows = 1;
     while (2 * rows <= left) rows *= 2;
-    return rows;
+    return static_cast<int>(rows);
 }
 template <class A, int Vectors> direct_kernel_function find_direct_kernel(int rows) {
     if (rows == tile_rows<A>) return &direct_kernel<A, tile_rows<A>, Vectors>;

@@ -30,15 +30,18 @@ template <class A> struct fma_step {
     KEEL_FN static pack<A> add(pack<A> const& left, pack<A> const& right, pack<A> const& sum) { return fma(left, right, sum); }
 };
 
-/// tile[i][j] = the chain over slots ascending of Step::add(a[slot][i], b[slot][j], sum), from +0 or from what stands in the tile.
+/// Where a tile's chain begins: from +0, from what stands in the tile, or from +0 with what stands in the tile added at last.
+enum class chain_start : uint8_t { zero, tile, zero_then_tile };
+
+/// tile[i][j] = the chain over slots ascending of Step::add(a[slot][i], b[slot][j], sum).
 /// a: `depth` slots of tile_rows words, of which Rows are used. b: `depth` slots of tile_columns words. tile: rows of tile_columns floats.
 template <class A, class Step, int Rows, int Vectors>
-KEEL_FLATTEN void micro_kernel(int64_t depth, float const* a, float const* b, float* tile, bool from_zero) {
+KEEL_FLATTEN void micro_kernel(int64_t depth, float const* a, float const* b, float* tile, chain_start start) {
     using F = pack<A>;
     constexpr int w = A::width, columns = tile_columns<A>;
     F c[std::size_t{Rows}][std::size_t{Vectors}];
     repeat<Rows>([&](auto i) {
-        repeat<Vectors>([&](auto v) { c[i][v] = from_zero ? F(0.0f) : load<F>(tile + i * columns + v * w); });
+        repeat<Vectors>([&](auto v) { c[i][v] = start == chain_start::tile ? load<F>(tile + i * columns + v * w) : F(0.0f); });
     });
     for (int64_t k = 0; k < depth; ++k) {
         F right[std::size_t{Vectors}];
@@ -50,10 +53,12 @@ KEEL_FLATTEN void micro_kernel(int64_t depth, float const* a, float const* b, fl
         a += tile_rows<A>;
         b += columns;
     }
+    if (start == chain_start::zero_then_tile)
+        repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { c[i][v] = add(c[i][v], load<F>(tile + i * columns + v * w)); }); });
     repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { store(tile + i * columns + v * w, c[i][v]); }); });
 }
 
-using micro_kernel_function = void (*)(int64_t, float const*, float const*, float*, bool);
+using micro_kernel_function = void (*)(int64_t, float const*, float const*, float*, chain_start);
 using find_kernel_function = micro_kernel_function (*)(int rows, int64_t columns);
 
 /// The kernel for `rows` = kernel_rows(count) and as many packs as `columns` need.

@@ -57,11 +57,12 @@ struct no_promotion {
     KEEL_FN no_promotion transposed() const { return {}; }
     KEEL_FN static bool keeps_pairs(int64_t) { return true; }
     template <class Arch> KEEL_FN void accumulate(tile_position const& at, strip_pair const& s, float* tile, bool first) const {
-        s.find_kernel(kernel_rows<Arch>(at.rows), at.columns)(s.slots, s.a, s.b, tile, first);
+        s.find_kernel(kernel_rows<Arch>(at.rows), at.columns)(s.slots, s.a, s.b, tile, first ? chain_start::zero : chain_start::tile);
     }
 };
 
-/// Every scale block sums from zero, then total = fma(block, scale_a * scale_b, total); the tile holds the total.
+/// Every scale block sums from zero, then total = fma(block, scale_a * scale_b, total); the tile holds the total. Where all scales are 1 the
+/// kernel adds the block itself.
 template <class ScaleA, class ScaleB> struct scaled_promotion {
     static constexpr bool may_split_pairs = true;
     promotion<ScaleA, ScaleB> scales;
@@ -74,16 +75,22 @@ template <class ScaleA, class ScaleB> struct scaled_promotion {
     template <class Arch> void accumulate(tile_position const& at, strip_pair const& s, float* tile, bool first) const {
         using F = pack<Arch>;
         constexpr int w = Arch::width, width = tile_columns<Arch>;
-        alignas(64) float block_sum[std::size_t{tile_size<Arch>}];
-        alignas(64) float right[std::size_t{width}] = {};
         int const rows = kernel_rows<Arch>(at.rows);
-        micro_kernel_function const kernel = s.find_kernel(rows, width);
         int64_t const block_slots = ceil_div(scales.length, s.depth_of_slot);
         if (first)
             for (int64_t i = 0; i < tile_size<Arch>; ++i) tile[i] = 0.0f;
+        if constexpr (std::is_same_v<ScaleA, unit_scale> && std::is_same_v<ScaleB, unit_scale>) {
+            micro_kernel_function const kernel = s.find_kernel(rows, at.columns);
+            for (int64_t begin = 0; begin < s.slots; begin += block_slots)
+                kernel(smaller(block_slots, s.slots - begin), s.a + begin * tile_rows<Arch>, s.b + begin * width, tile, chain_start::zero_then_tile);
+            return;
+        }
+        alignas(64) float block_sum[std::size_t{tile_size<Arch>}];
+        alignas(64) float right[std::size_t{width}] = {};
+        micro_kernel_function const kernel = s.find_kernel(rows, width);
         for (int64_t begin = 0; begin < s.slots; begin += block_slots) {
             int64_t const block = (s.depth_begin + begin * s.depth_of_slot) / scales.length;
-            kernel(smaller(block_slots, s.slots - begin), s.a + begin * tile_rows<Arch>, s.b + begin * width, &block_sum[0], true);
+            kernel(smaller(block_slots, s.slots - begin), s.a + begin * tile_rows<Arch>, s.b + begin * width, &block_sum[0], chain_start::zero);
             for (int64_t j = 0; j < at.columns; ++j) right[j] = scales.scale_b(at.item, at.column + j, block);
             for (int64_t i = 0; i < at.rows; ++i) {
                 F const left(scales.scale_a(at.item, at.row + i, block));
