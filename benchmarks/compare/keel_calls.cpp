@@ -19,7 +19,7 @@ row_blocks<> blocks(e4m3* codes, float* scales, int64_t row_count, int64_t colum
 
 extern "C" {
 
-thread_pool* keel_start(int64_t threads) { return new thread_pool(threads); }
+thread_pool* keel_start(int64_t threads) { return new thread_pool(threads, worker_placement::away_from_caller); }
 void keel_stop(thread_pool* pool) { delete pool; }
 
 int keel_quantise(thread_pool const* pool, int64_t row_count, int64_t columns, bf16 const* x, e4m3* codes, float* scales) {

@@ -74,7 +74,7 @@ inline constexpr bool beside_avx2 = keel::arch_usable<keel::arch::avx2> && keel:
 
 /// Work is made from the bytes that one call shall move; bytes() is what it does move, and work(backend) is the call.
 template <class Work> void in_turns(benchmark::State& state, int64_t threads, int64_t size) {
-    keel::thread_pool const pool(threads);
+    keel::thread_pool const pool(threads, keel::worker_placement::away_from_caller);
     Work work(size);
     copying copy(work.bytes());
     auto const call = [&] { work(keel::cpu(pool)); };

@@ -35,7 +35,8 @@ template <class Activation> class training_run {
 
 public:
     training_run(options const& run, corpus const& text, std::optional<safetensors> const& checkpoint)
-        : run_(run), text_(text), log_(run.log), pool_(run.threads), trainer_(backend(pool_), run, text) {
+        : run_(run), text_(text), log_(run.log), pool_(run.threads, keel::worker_placement::away_from_caller),
+          trainer_(backend(pool_), run, text) {
         if (checkpoint) trainer_.go_on_from(load_checkpoint(*checkpoint, trainer_.network(), text.digest));
         else trainer_.initialise();
         first_step_ = trainer_.at().step;

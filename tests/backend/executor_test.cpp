@@ -1,7 +1,13 @@
 // Executors: every chunk once, whatever runs them; the pool survives nesting, two callers and many rounds.
 #include <atomic>
+#include <chrono>
+#include <mutex>
 #include <thread>
 #include <vector>
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
 
 #include <keel/backend/cpu/cpu.hpp>
 #include <keel/backend/cpu/thread_pool.hpp>
@@ -68,11 +74,45 @@ struct nested {
     }
 };
 
+/// Chunks that end when all of them have begun, or at a deadline.
+struct meeting {
+    int wanted;
+    std::atomic<int> arrived;
+    std::chrono::steady_clock::time_point deadline;
+    static void arrive(void const* context, int64_t) {
+        auto& self = *static_cast<meeting*>(const_cast<void*>(context));
+        ++self.arrived;
+        while (self.arrived < self.wanted && std::chrono::steady_clock::now() < self.deadline) std::this_thread::yield();
+    }
+};
+
+#if defined(__linux__)
+/// The processors that the worker may run on, seen from a chunk.
+struct where_from {
+    std::thread::id caller;
+    cpu_set_t worker;
+    std::atomic<int> arrived;
+    std::mutex lock;
+    static void look(void const* context, int64_t) {
+        auto& self = *static_cast<where_from*>(const_cast<void*>(context));
+        if (std::this_thread::get_id() != self.caller) {
+            std::lock_guard const own(self.lock);
+            sched_getaffinity(0, sizeof self.worker, &self.worker);
+        }
+        ++self.arrived;
+        auto const deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+        while (self.arrived < 2 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    }
+};
+#endif
+
 } // namespace
 
 TEST_CASE("every executor runs every chunk once") {
     check(keel::serial{});
-    for (int64_t threads : {1, 2, 3, 5}) check(keel::thread_pool(threads));
+    for (int64_t threads : {1, 2, 3, 5})
+        for (auto placement : {keel::worker_placement::by_system, keel::worker_placement::away_from_caller})
+            check(keel::thread_pool(threads, placement));
     check(thread_a_chunk{});
 #if defined(_OPENMP)
     check(keel::openmp{2});
@@ -103,6 +143,43 @@ TEST_CASE("the pool stays right over thousands of rounds, nested and from two th
     second.join();
     CHECK(good);
 }
+
+TEST_CASE("the pool waits for no worker that came too late, and wakes those that sleep") {
+    using clock = std::chrono::steady_clock;
+    for (auto placement : {keel::worker_placement::by_system, keel::worker_placement::away_from_caller}) {
+        keel::thread_pool const pool(4, placement);
+        for (int round = 0; round < 40; ++round) {
+            std::this_thread::sleep_for(std::chrono::microseconds(round * 20)); // some workers sleep, some look for work
+            tally t(static_cast<std::size_t>(2 + round % 7));
+            pool.run(2 + round % 7, {&tally::add, &t});
+            if (!t.all_once()) FAIL("round " << round);
+        }
+        // Chunks that wait for each other: without workers this would never end.
+        meeting m{2, {0}, clock::now() + std::chrono::seconds(60)};
+        pool.run(2, {&meeting::arrive, &m});
+        CHECK(m.arrived == 2);
+    }
+}
+
+#if defined(__linux__)
+TEST_CASE("workers stay within the processors of the pool's maker, and keep away from the caller's where asked to") {
+    cpu_set_t own;
+    REQUIRE(sched_getaffinity(0, sizeof own, &own) == 0);
+    for (auto placement : {keel::worker_placement::by_system, keel::worker_placement::away_from_caller}) {
+        keel::thread_pool const pool(2, placement);
+        where_from w{std::this_thread::get_id(), {}, {0}, {}};
+        pool.run(2, {&where_from::look, &w});
+        REQUIRE(w.arrived == 2);
+        for (std::size_t c = 0; c < CPU_SETSIZE; ++c)
+            if (CPU_ISSET(c, &w.worker)) CHECK(CPU_ISSET(c, &own));
+        if (placement == keel::worker_placement::by_system) CHECK(CPU_EQUAL(&w.worker, &own));
+        else CHECK(CPU_COUNT(&w.worker) == (CPU_COUNT(&own) >= 2 ? CPU_COUNT(&own) - 1 : 1));
+        cpu_set_t after;
+        REQUIRE(sched_getaffinity(0, sizeof after, &after) == 0);
+        CHECK(CPU_EQUAL(&after, &own)); // the caller's own is left alone
+    }
+}
+#endif
 
 TEST_CASE("a backend runs each row once, however it is cut") {
     keel::thread_pool const pool(2);
