@@ -29,9 +29,13 @@ template <class F> KEEL_FN F exp_of_clamped(F const& c) {
     F const r = fma(n, F(-ln2_low), fma(n, F(-ln2_high), c));
     F const p =
         polynomial(r, 1.0f, 1.0f, 0x1.fffffcp-2f, 0x1.555488p-3f, 0x1.555842p-5f, 0x1.1240f0p-7f, 0x1.6ae9e2p-10f);
-    U const k = bits(t);
-    U const half = shr<1>(k);
-    return product(p * as_float(shl<23>(half)), as_float(shl<23>(k - half)));
+    if constexpr (requires { F::machine::times_power_of_two(p.v, n.v); }) {
+        return F::of(F::machine::times_power_of_two(p.v, n.v));
+    } else {
+        U const k = bits(t);
+        U const half = shr<1>(k);
+        return product(p * as_float(shl<23>(half)), as_float(shl<23>(k - half)));
+    }
 }
 /// exp(x) for x from -Inf to 0, which must not be NaN.
 template <class F> KEEL_FN F exp_not_above_zero(F const& x) {

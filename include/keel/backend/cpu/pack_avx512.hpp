@@ -21,6 +21,8 @@ struct machine_avx512 : xsimd_machine<xsimd::avx512bw> {
     KEEL_FN static f div(f const& a, f const& b) { return f(_mm512_div_ps(a, b)); }
     KEEL_FN static f sqrt(f const& a) { return f(_mm512_sqrt_ps(a)); }
     KEEL_FN static f fma(f const& a, f const& b, f const& c) { return f(_mm512_fmadd_ps(a, b, c)); }
+    /// a 2^n for whole n, rounded once.
+    KEEL_FN static f times_power_of_two(f const& a, f const& n) { return f(_mm512_scalef_ps(a, n)); }
     KEEL_FN static u bits(f const& a) { return u(_mm512_castps_si512(a)); }
     KEEL_FN static f as_float(u const& a) { return f(_mm512_castsi512_ps(a)); }
     template <int K> KEEL_FN static u shl(u const& a) { return u(_mm512_slli_epi32(a, K)); }
