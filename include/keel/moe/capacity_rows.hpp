@@ -45,7 +45,7 @@ template <class I> struct capacity_count_tile {
         each_token(tile, own.ids.extent[0], [&](int64_t t) {
             for (int64_t j = 0; j < own.k; ++j) {
                 auto const id = static_cast<int64_t>(own.ids(t, j));
-                if (own.is_expert(id)) ++count[id];
+                if (own.is_expert(id)) [[likely]] ++count[id]; // a branch: without one, each count would wait for those before it
                 else bad += id != -1 ? 1 : 0;
             }
             for (int64_t j = own.k; j < own.ids.extent[1]; ++j) {
@@ -74,7 +74,7 @@ template <class I> struct capacity_place_tile {
             for (int64_t j = 0; j < own.k; ++j) {
                 auto const id = static_cast<int64_t>(own.ids(t, j));
                 int64_t slot = -1;
-                if (id >= 0 && (!own.has_state || own.out.slots(t, j) == 0)) {
+                if (id >= 0 && (!own.has_state || own.out.slots(t, j) == 0)) [[likely]] {
                     slot = place[id]++;
                     slot |= (own.out.offsets(id + 1) - 1 - slot) >> 63; // -1 from there on; a branch would often be guessed wrong
                 }
