@@ -1,4 +1,4 @@
-// Matrix products: GF/s, the share of the fma peak that this core showed right before, and Eigen on the same work.
+// Matrix products: GF/s, the share of the peak that this core showed right before (fma of floats, dot of bf16 pairs), and Eigen on the same work.
 // One thread. Symmetric products count the flops of the full one.
 #include <cstring>
 #include <random>
@@ -33,8 +33,8 @@ template <class T> std::vector<T> random_matrix(int64_t n) {
 }
 
 /// Times body(), and reports flops a second against the peak.
-void measure(benchmark::State& state, double flops, auto const& body) {
-    double const peak = keel_bench::fma_peak();
+template <class In> void measure(benchmark::State& state, double flops, auto const& body) {
+    double const peak = std::is_same_v<In, float> ? keel_bench::fma_peak() : keel_bench::dot_peak();
     for (auto _ : state) {
         body();
         benchmark::ClobberMemory();
@@ -55,7 +55,7 @@ void product(benchmark::State& state, bool turned, product_form form = product_f
     workspace const ws{memory.data(), static_cast<int64_t>(memory.size())};
     auto const right = turned ? rows(w.data(), k, n) : transposed(rows(w.data(), n, k));
     state.SetLabel(plan_matmul<native_arch>(m, n, k).text());
-    measure(state, 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k),
+    measure<In>(state, 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k),
             [&] { matmul(be, rows(a.data(), m, k), right, rows(c.data(), m, n), {.form = form}, ws).or_throw(); });
 }
 
@@ -74,7 +74,7 @@ void bf16_gradient(benchmark::State& state) {
     cpu<> const be;
     std::vector<std::byte> memory(static_cast<std::size_t>(matmul_workspace(be, m, n, k)));
     workspace const ws{memory.data(), static_cast<int64_t>(memory.size())};
-    measure(state, 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k), [&] {
+    measure<bf16>(state, 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k), [&] {
         matmul(be, transposed(rows(x.data(), k, m)), rows(y.data(), k, n), rows(c.data(), m, n), {}, ws).or_throw();
     });
 }
@@ -99,7 +99,7 @@ void e4m3_promoted(benchmark::State& state) {
                           m,
                           n,
                           k};
-    measure(state, 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k), [&] {
+    measure<bf16>(state, 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k), [&] {
         matmul_promoted<e4m3, e4m3, bf16>(be, set, promotion<line_scale, line_scale>{128, {}, {}}, ws).or_throw();
     });
 }
@@ -109,7 +109,7 @@ void eigen(benchmark::State& state) {
     Eigen::Index const m = state.range(0), n = state.range(1), k = state.range(2);
     matrix const a = matrix::Random(m, k), w = matrix::Random(n, k);
     matrix c(m, n);
-    measure(state, 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k),
+    measure<float>(state, 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k),
             [&] { c.noalias() = a * w.transpose(); });
 }
 
@@ -122,7 +122,7 @@ void fp32_batch(benchmark::State& state) {
     std::vector<std::byte> memory(static_cast<std::size_t>(matmul_workspace(be, n, n, n, batch)));
     workspace const ws{memory.data(), static_cast<int64_t>(memory.size())};
     double const side = static_cast<double>(n);
-    measure(state, 2.0 * side * side * side * static_cast<double>(batch), [&] {
+    measure<float>(state, 2.0 * side * side * side * static_cast<double>(batch), [&] {
         matmul(be, cube(a.data(), batch, n, n), cube(b.data(), batch, n, n), cube(c.data(), batch, n, n), {}, ws)
             .or_throw();
     });

@@ -7,48 +7,6 @@
 
 namespace keel::inline KEEL_ABI::detail {
 
-/// tile[i][j] = the chain of fma(a[i, k], b[k, j], sum) over k ascending from +0, of Rows by Vectors packs. Strides in elements: a_row and
-/// a_step lead to the next i and k, b_step to the next k.
-template <class A, int Rows, int Vectors>
-KEEL_FLATTEN void direct_kernel(int64_t depth, float const* a, int64_t a_row, int64_t a_step, float const* b, int64_t b_step, float* tile) {
-    using F = pack<A>;
-    constexpr int w = A::width, columns = tile_columns<A>, together = 3; // rows that one pointer and the stride's multiples reach
-    constexpr int pointers = (Rows + together - 1) / together;
-    F c[std::size_t{Rows}][std::size_t{Vectors}];
-    float const* left[std::size_t{pointers}];
-    repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { c[i][v] = F(0.0f); }); });
-    repeat<pointers>([&](auto p) { left[p] = a + together * p * a_row; });
-    for (int64_t k = 0; k < depth; ++k) {
-        F right[std::size_t{Vectors}];
-        repeat<Vectors>([&](auto v) { right[v] = load<F>(b + v * w); });
-        repeat<Rows>([&](auto i) {
-            F const factor(left[i / together][i % together * a_row]);
-            repeat<Vectors>([&](auto v) { c[i][v] = fma(factor, right[v], c[i][v]); });
-        });
-        repeat<pointers>([&](auto p) { left[p] += a_step; });
-        b += b_step;
-    }
-    repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { store(tile + i * columns + v * w, c[i][v]); }); });
-}
-
-using direct_kernel_function = void (*)(int64_t, float const*, int64_t, int64_t, float const*, int64_t, float*);
-
-/// Rows of the next tile where `left` are left: no line past the end is read.
-template <class A> KEEL_FN constexpr int direct_rows(int64_t left) {
-    if (left >= tile_rows<A>) return tile_rows<A>;
-    int64_t rows = 1;
-    while (2 * rows <= left) rows *= 2;
-    return static_cast<int>(rows);
-}
-template <class A, int Vectors> direct_kernel_function find_direct_kernel(int rows) {
-    if (rows == tile_rows<A>) return &direct_kernel<A, tile_rows<A>, Vectors>;
-    if constexpr (tile_rows<A> > 8)
-        if (rows == 8) return &direct_kernel<A, 8, Vectors>;
-    if constexpr (tile_rows<A> > 4)
-        if (rows == 4) return &direct_kernel<A, 4, Vectors>;
-    return rows == 2 ? &direct_kernel<A, 2, Vectors> : &direct_kernel<A, 1, Vectors>;
-}
-
 /// B's largest size for it, unless the rows are few: half of a second cache, from which B streams beside the products (0.92 of the packed
 /// product's time at 256, 1.01 at 512, 0.8 at 64). More comes from farther with every tile of rows.
 inline constexpr int64_t largest_direct_bytes = int64_t{1} << 19;
@@ -89,7 +47,7 @@ template <class A> struct direct_products {
             one_product const p = self.set.at(item);
             int64_t const row_end = smaller(row + self.rows, p.m);
             for (int64_t i = row, step = 0; i < row_end; i += step) {
-                step = direct_rows<A>(row_end - i);
+                step = loose_rows<A>(row_end - i);
                 self.multiply_rows(p, i, static_cast<int>(step), column, smaller(column + self.columns, p.n));
             }
         }
@@ -101,13 +59,14 @@ private:
         alignas(64) float tile[std::size_t{tile_size<A> + A::width}]; // and what the last step loads past its end
         constexpr int w = A::width, full = tile_columns<A>;
         operand_layout const &c = set.c, &d = set.added();
-        float const* const a = static_cast<float const*>(p.a) + row * set.a.row;
+        constexpr int64_t bytes = sizeof(float);
+        std::byte const* const a = static_cast<std::byte const*>(p.a) + row * set.a.row * bytes;
         for (; column < column_end; column += full) {
             int64_t const left = smaller(column_end - column, full);
             bool const narrow = left <= w || p.n < full;
             int64_t const now = narrow ? smaller(left, w) : left, begin = smaller(column, p.n - (narrow ? w : full));
-            direct_kernel_function const kernel = narrow ? find_direct_kernel<A, 1>(count) : find_direct_kernel<A, register_tile<A>::vectors>(count);
-            kernel(p.k, a, set.a.row, set.a.column, static_cast<float const*>(p.b) + begin, set.b.row, &tile[0]);
+            auto const kernel = find_loose_kernel<A, fma_step<A>>(count, narrow ? w : full);
+            kernel(p.k, a, set.a.row * bytes, set.a.column * bytes, static_cast<float const*>(p.b) + begin, set.b.row, &tile[0], chain_start::zero);
             tile_target const to{static_cast<std::byte*>(p.c) + (row * c.row + column * c.column) * c.element_bytes, c.row, c.column,
                                  static_cast<std::byte const*>(p.d) + (row * d.row + column * d.column) * c.element_bytes, d.row, d.column,
                                  no_diagonal};

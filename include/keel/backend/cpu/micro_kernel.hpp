@@ -1,4 +1,4 @@
-// The innermost product: a tile of C stays in registers while k runs through one packed strip of A and one of B.
+// The innermost product: a tile of C stays in registers while k runs through a strip of A and one of B, packed or where they lie.
 #pragma once
 
 #include <keel/backend/cpu/pack.hpp>
@@ -58,23 +58,83 @@ KEEL_FLATTEN void micro_kernel(int64_t depth, float const* a, float const* b, fl
     repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { store(tile + i * columns + v * w, c[i][v]); }); });
 }
 
+KEEL_FN float word_at(std::byte const* p) { // pairs of bf16 need not be aligned
+    float word;
+    __builtin_memcpy(&word, p, sizeof word);
+    return word;
+}
+/// The same chain with a's words where they lie, floats or pairs of bf16: a_row bytes from a row to the next, a_step from a slot to the next.
+/// b_step words from a slot of b to the next.
+template <class A, class Step, int Rows, int Vectors>
+KEEL_FLATTEN void loose_kernel(int64_t depth, std::byte const* a, int64_t a_row, int64_t a_step, float const* b, int64_t b_step, float* tile,
+                               chain_start start) {
+    using F = pack<A>;
+    constexpr int w = A::width, columns = tile_columns<A>, together = 3; // rows that one pointer and the stride's multiples reach
+    constexpr int pointers = (Rows + together - 1) / together;
+    F c[std::size_t{Rows}][std::size_t{Vectors}];
+    std::byte const* left[std::size_t{pointers}];
+    repeat<Rows>([&](auto i) {
+        repeat<Vectors>([&](auto v) { c[i][v] = start == chain_start::tile ? load<F>(tile + i * columns + v * w) : F(0.0f); });
+    });
+    repeat<pointers>([&](auto p) { left[p] = a + together * p * a_row; });
+    for (int64_t k = 0; k < depth; ++k) {
+        F right[std::size_t{Vectors}];
+        repeat<Vectors>([&](auto v) { right[v] = load<F>(b + v * w); });
+        repeat<Rows>([&](auto i) {
+            F const factor(word_at(left[i / together] + i % together * a_row));
+            repeat<Vectors>([&](auto v) { c[i][v] = Step::add(factor, right[v], c[i][v]); });
+        });
+        repeat<pointers>([&](auto p) { left[p] += a_step; });
+        b += b_step;
+    }
+    if (start == chain_start::zero_then_tile)
+        repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { c[i][v] = add(c[i][v], load<F>(tile + i * columns + v * w)); }); });
+    repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { store(tile + i * columns + v * w, c[i][v]); }); });
+}
+
 using micro_kernel_function = void (*)(int64_t, float const*, float const*, float*, chain_start);
 using find_kernel_function = micro_kernel_function (*)(int rows, int64_t columns);
+using loose_kernel_function = void (*)(int64_t, std::byte const*, int64_t, int64_t, float const*, int64_t, float*, chain_start);
+using find_loose_function = loose_kernel_function (*)(int rows, int64_t columns);
 
-/// The kernel for `rows` = kernel_rows(count) and as many packs as `columns` need.
-template <class A, class Step> micro_kernel_function find_micro_kernel(int rows, int64_t columns) {
+/// choose(Rows, Vectors) of what there are kernels for.
+template <class A, class Choose> KEEL_FN auto find_kernel_of(int rows, int64_t columns, Choose const& choose) {
     constexpr int full = tile_rows<A>, wide = register_tile<A>::vectors;
-    bool const narrow = columns <= A::width;
-    auto const choose = [&]<int Rows>(std::integral_constant<int, Rows>) {
-        return narrow ? &micro_kernel<A, Step, Rows, 1> : &micro_kernel<A, Step, Rows, wide>;
+    auto const of_rows = [&]<int Rows>(std::integral_constant<int, Rows> r) {
+        return columns <= A::width ? choose(r, std::integral_constant<int, 1>{}) : choose(r, std::integral_constant<int, wide>{});
     };
-    if (rows == full) return choose(std::integral_constant<int, full>{});
+    if (rows == full) return of_rows(std::integral_constant<int, full>{});
     if constexpr (full > 8)
-        if (rows == 8) return choose(std::integral_constant<int, 8>{});
+        if (rows == 8) return of_rows(std::integral_constant<int, 8>{});
     if constexpr (full > 4)
-        if (rows == 4) return choose(std::integral_constant<int, 4>{});
-    if (rows == 2) return choose(std::integral_constant<int, 2>{});
-    return choose(std::integral_constant<int, 1>{});
+        if (rows == 4) return of_rows(std::integral_constant<int, 4>{});
+    if (rows == 2) return of_rows(std::integral_constant<int, 2>{});
+    return of_rows(std::integral_constant<int, 1>{});
 }
+/// The kernel for `rows` = kernel_rows(count), or loose_rows(count), and as many packs as `columns` need.
+template <class A, class Step> micro_kernel_function find_micro_kernel(int rows, int64_t columns) {
+    return find_kernel_of<A>(rows, columns, []<int R, int V>(std::integral_constant<int, R>, std::integral_constant<int, V>) {
+        return &micro_kernel<A, Step, R, V>;
+    });
+}
+template <class A, class Step> loose_kernel_function find_loose_kernel(int rows, int64_t columns) {
+    return find_kernel_of<A>(rows, columns, []<int R, int V>(std::integral_constant<int, R>, std::integral_constant<int, V>) {
+        return &loose_kernel<A, Step, R, V>;
+    });
+}
+/// Rows of the next loose kernel where `left` are left: none past the end is read.
+template <class A> KEEL_FN constexpr int loose_rows(int64_t left) {
+    if (left >= tile_rows<A>) return tile_rows<A>;
+    int64_t rows = 1;
+    while (2 * rows <= left) rows *= 2;
+    return static_cast<int>(rows);
+}
+
+/// The kernels of one Step.
+struct tile_kernels {
+    find_kernel_function packed;
+    find_loose_function loose;
+};
+template <class A, class Step> inline constexpr tile_kernels kernels_of{&find_micro_kernel<A, Step>, &find_loose_kernel<A, Step>};
 
 } // namespace keel::inline KEEL_ABI::detail

@@ -40,6 +40,9 @@ struct machine_avx512 : xsimd_machine<xsimd::avx512bw> {
     KEEL_FN static f load_partial(float const* p, int n) { return f(_mm512_maskz_loadu_ps(first(n), p)); }
     KEEL_FN static void store_partial(float* p, f const& x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
     KEEL_FN static u load_bytes(void const* p) { return u(_mm512_loadu_si512(p)); }
+    KEEL_FN static u load_bytes_partial(void const* p, int n) { // fewer than 64
+        return u(_mm512_maskz_loadu_epi8(static_cast<__mmask64>((uint64_t{1} << n) - 1), p));
+    }
     KEEL_FN static u load_words(uint32_t const* p) { return load_bytes(p); }
     KEEL_FN static u load_words(uint16_t const* p) {
         return u(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<__m256i const*>(p))));
@@ -124,7 +127,16 @@ private:
 
 template <> struct machine<arch::avx512> : machine_avx512 {};
 #if defined(__AVX512BF16__)
-template <> struct machine<arch::avx512bf16> : machine_avx512 {};
+template <> struct machine<arch::avx512bf16> : machine_avx512 {
+    /// Two registers as bf16, to nearest. False, and nothing is written, where one holds a NaN or a subnormal, which the instruction would
+    /// not treat as encode does.
+    KEEL_FN static bool store_bf16(uint16_t* p, f const& a, f const& b) {
+        constexpr int other = 0x01 | 0x80 | 0x20; // quiet and signalling NaN, subnormal
+        if (_kortestz_mask16_u8(_mm512_fpclass_ps_mask(a, other), _mm512_fpclass_ps_mask(b, other)) == 0) return false;
+        _mm512_storeu_si512(p, __builtin_bit_cast(__m512i, _mm512_cvtne2ps_pbh(b, a)));
+        return true;
+    }
+};
 #endif
 
 } // namespace keel::inline KEEL_ABI::detail

@@ -30,6 +30,8 @@ struct operand_block {
 
 /// Writes one strip, and tells the range of its elements where a kernel wants to know it.
 using pack_function = exponent_range (*)(operand_block const& from, float* strip);
+/// That range of lines that are not packed.
+using watch_function = exponent_range (*)(operand_block const& from);
 
 /// Floats from one strip to the next.
 template <class A, int R> KEEL_FN constexpr int64_t strip_stride(int64_t slots) {
@@ -79,6 +81,8 @@ template <class U, class T> KEEL_FN U load_neighbours(T const* p) {
 }
 /// The same of n < 2 w elements; those past n count as zero codes.
 template <class U, class T> KEEL_FN U load_neighbours_partial(T const* p, int64_t n) {
+    if constexpr (sizeof(T) == 2 && requires { U::machine::load_bytes_partial(p, 1); })
+        return U::of(U::machine::load_bytes_partial(p, 2 * static_cast<int>(n)));
     T some[std::size_t{2 * U::width}] = {};
     for (int64_t i = 0; i < n; ++i) some[i] = p[i];
     return load_neighbours<U>(&some[0]);

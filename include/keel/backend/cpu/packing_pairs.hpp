@@ -15,6 +15,17 @@ template <class A, class T, int R> KEEL_FN exponent_range pack_pairs_across(oper
     using U = bits_pack<A>;
     constexpr int w = A::width;
     exponent_watch<A> watch;
+    if (R == 2 * w && from.readable >= R && from.depth % 2 == 0) {
+        T const* even = static_cast<T const*>(from.data);
+        for (int64_t k = 0; k < from.depth; k += 2, even += 2 * from.depth_stride, strip += R) {
+            U words[2];
+            __builtin_prefetch(even + 16 * from.depth_stride), __builtin_prefetch(even + 17 * from.depth_stride);
+            pair_words<A, T>{}.across_two(even, even + from.depth_stride, words);
+            watch.take(words[0]), watch.take(words[1]);
+            store(strip, as_float(words[0])), store(strip + w, as_float(words[1]));
+        }
+        return watch.range();
+    }
     for (int line = (R - 1) / w * w; line >= 0; line -= w) {
         int64_t const left = smaller(from.readable - line, w);
         T const* const p = static_cast<T const*>(from.data) + line;
@@ -89,6 +100,20 @@ template <class A, class T, int R> KEEL_FN exponent_range pack_pairs_strided(ope
         }
         for (int line = 0; line < R; line += w) watch.take(load_words<bits_pack<A>>(&words[line]));
         std::memcpy(strip + k / 2 * R, &words[0], std::size_t{R} * sizeof(float));
+    }
+    return watch.range();
+}
+
+/// Lines with adjacent k, an even number, which stay where they lie.
+template <class A, class T> KEEL_FLATTEN exponent_range watch_pairs(operand_block const& from) {
+    using U = bits_pack<A>;
+    constexpr int step = 2 * A::width;
+    exponent_watch<A> watch;
+    T const* row = static_cast<T const*>(from.data);
+    int64_t const whole = from.depth / step * step;
+    for (int64_t line = 0; line < from.lines; ++line, row += from.line_stride) {
+        for (int64_t k = 0; k < whole; k += step) watch.take(load_neighbours<U>(row + k));
+        if (whole < from.depth) watch.take(load_neighbours_partial<U>(row + whole, from.depth - whole));
     }
     return watch.range();
 }

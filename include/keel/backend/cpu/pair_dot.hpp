@@ -77,19 +77,17 @@ public:
         greatest_ = _mm512_max_epu16(greatest_, magnitudes);
     }
     KEEL_FN exponent_range range() const {
-        alignas(64) uint16_t least[32], greatest[32];
-        _mm512_store_si512(&least[0], least_);
-        _mm512_store_si512(&greatest[0], greatest_);
-        uint32_t low = 0xffff, high = 0;
-        for (int i = 0; i < 32; ++i) {
-            low = least[i] < low ? least[i] : low;
-            high = greatest[i] > high ? greatest[i] : high;
-        }
+        uint32_t const low = least_of(least_), high = 0xffffu - least_of(_mm512_xor_si512(greatest_, _mm512_set1_epi16(-1)));
         if (high == 0) return {};
         return {static_cast<int>((low + 1) >> 7), static_cast<int>(high >> 7)};
     }
 
 private:
+    KEEL_FN static uint32_t least_of(__m512i const& words) {
+        __m256i const half = _mm256_min_epu16(_mm512_castsi512_si256(words), _mm512_extracti64x4_epi64(words, 1));
+        __m128i const quarter = _mm_min_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+        return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_minpos_epu16(quarter))) & 0xffffu;
+    }
     __m512i least_ = _mm512_set1_epi16(-1), greatest_ = _mm512_setzero_si512();
 };
 

@@ -34,6 +34,7 @@ struct tile_functions {
     finish_function finish;
     mirror_function mirror;
     slot_kind slots;
+    watch_function watch_a; ///< of A where it lies; null where it has to be packed
 
     KEEL_FN int64_t depth_of_slot() const { return slots == slot_kind::pair_words ? 2 : 1; }
     /// Slots of a strip of `depth`.
@@ -43,12 +44,33 @@ struct tile_functions {
     }
 };
 
-/// Two packed strips, what their slots hold, and the kernels for it. `depth_begin` is the k of their first slot.
+/// Rows of A where they lie, and bytes from a row to the next and from a slot to the next.
+struct lying_rows {
+    std::byte const* data = nullptr;
+    int64_t row = 0, step = 0;
+};
+
+/// A packed strip of B and one of A, packed or where it lies, what their slots hold, and the kernels for it. `depth_begin` is the k of their
+/// first slot.
 struct strip_pair {
     float const* a;
     float const* b;
     int64_t depth_begin, slots, depth_of_slot;
-    find_kernel_function find_kernel;
+    tile_kernels kernels;
+    lying_rows lying; ///< a's, where it is not packed
+
+    /// The tile's chains over slots [begin, begin + count).
+    template <class Arch> KEEL_FN void multiply(int64_t rows, int64_t columns, int64_t begin, int64_t count, float* tile, chain_start start) const {
+        constexpr int width = tile_columns<Arch>;
+        float const* const right = b + begin * width;
+        if (lying.data == nullptr)
+            return kernels.packed(kernel_rows<Arch>(rows), columns)(count, a + begin * tile_rows<Arch>, right, tile, start);
+        for (int64_t i = 0, step = 0; i < rows; i += step) {
+            step = loose_rows<Arch>(rows - i);
+            kernels.loose(static_cast<int>(step), columns)(count, lying.data + i * lying.row + begin * lying.step, lying.row, lying.step, right, width,
+                                                           tile + i * width, start);
+        }
+    }
 };
 
 /// The plain sum: the chain goes on in the tile.
@@ -57,7 +79,7 @@ struct no_promotion {
     KEEL_FN no_promotion transposed() const { return {}; }
     KEEL_FN static bool keeps_pairs(int64_t) { return true; }
     template <class Arch> KEEL_FN void accumulate(tile_position const& at, strip_pair const& s, float* tile, bool first) const {
-        s.find_kernel(kernel_rows<Arch>(at.rows), at.columns)(s.slots, s.a, s.b, tile, first ? chain_start::zero : chain_start::tile);
+        s.multiply<Arch>(at.rows, at.columns, 0, s.slots, tile, first ? chain_start::zero : chain_start::tile);
     }
 };
 
@@ -75,22 +97,19 @@ template <class ScaleA, class ScaleB> struct scaled_promotion {
     template <class Arch> void accumulate(tile_position const& at, strip_pair const& s, float* tile, bool first) const {
         using F = pack<Arch>;
         constexpr int w = Arch::width, width = tile_columns<Arch>;
-        int const rows = kernel_rows<Arch>(at.rows);
         int64_t const block_slots = ceil_div(scales.length, s.depth_of_slot);
         if (first)
             for (int64_t i = 0; i < tile_size<Arch>; ++i) tile[i] = 0.0f;
         if constexpr (std::is_same_v<ScaleA, unit_scale> && std::is_same_v<ScaleB, unit_scale>) {
-            micro_kernel_function const kernel = s.find_kernel(rows, at.columns);
             for (int64_t begin = 0; begin < s.slots; begin += block_slots)
-                kernel(smaller(block_slots, s.slots - begin), s.a + begin * tile_rows<Arch>, s.b + begin * width, tile, chain_start::zero_then_tile);
+                s.multiply<Arch>(at.rows, at.columns, begin, smaller(block_slots, s.slots - begin), tile, chain_start::zero_then_tile);
             return;
         }
         alignas(64) float block_sum[std::size_t{tile_size<Arch>}];
         alignas(64) float right[std::size_t{width}] = {};
-        micro_kernel_function const kernel = s.find_kernel(rows, width);
         for (int64_t begin = 0; begin < s.slots; begin += block_slots) {
             int64_t const block = (s.depth_begin + begin * s.depth_of_slot) / scales.length;
-            kernel(smaller(block_slots, s.slots - begin), s.a + begin * tile_rows<Arch>, s.b + begin * width, &block_sum[0], chain_start::zero);
+            s.multiply<Arch>(at.rows, width, begin, smaller(block_slots, s.slots - begin), &block_sum[0], chain_start::zero);
             for (int64_t j = 0; j < at.columns; ++j) right[j] = scales.scale_b(at.item, at.column + j, block);
             for (int64_t i = 0; i < at.rows; ++i) {
                 F const left(scales.scale_a(at.item, at.row + i, block));
@@ -135,10 +154,11 @@ KEEL_FLATTEN void finish_tile(float const* tile, int64_t rows, int64_t widest, t
             C const* const old = static_cast<C const*>(to.d) + i * to.d_row_stride;
             float const* const sums = tile + i * width;
             if (adjacent && columns == width) {
-                repeat<width / w>([&](auto v) {
-                    store_encoded(row + v * w,
-                                  last_step(load<F>(sums + v * w), [&] { return load_decoded<F>(old + v * w); }));
-                });
+                F result[std::size_t{width / w}];
+                repeat<width / w>([&](auto v) { result[v] = last_step(load<F>(sums + v * w), [&] { return load_decoded<F>(old + v * w); }); });
+                if constexpr (std::is_same_v<C, bf16> && requires { F::machine::store_bf16(&row->bits, result[0].v, result[0].v); })
+                    if (F::machine::store_bf16(&row->bits, result[0].v, result[1].v)) continue;
+                repeat<width / w>([&](auto v) { store_encoded(row + v * w, result[v]); });
             } else if (adjacent) {
                 int64_t j = 0;
                 for (; j + w <= columns; j += w)
