@@ -66,7 +66,7 @@ private:
             bool const narrow = left <= w || p.n < full;
             int64_t const now = narrow ? smaller(left, w) : left, begin = smaller(column, p.n - (narrow ? w : full));
             auto const kernel = find_loose_kernel<A, fma_step<A>>(count, narrow ? w : full);
-            kernel(p.k, a, set.a.row * bytes, set.a.column * bytes, static_cast<float const*>(p.b) + begin, set.b.row, &tile[0], chain_start::zero);
+            kernel(p.k, a, set.a.row * bytes, set.a.column * bytes, static_cast<float const*>(p.b) + begin, set.b.row, &tile[0], chain_start::zero, {});
             tile_target const to{static_cast<std::byte*>(p.c) + (row * c.row + column * c.column) * c.element_bytes, c.row, c.column,
                                  static_cast<std::byte const*>(p.d) + (row * d.row + column * d.column) * c.element_bytes, d.row, d.column,
                                  no_diagonal};

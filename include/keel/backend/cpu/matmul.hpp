@@ -201,10 +201,16 @@ template <class Arch, class Promotion> struct product_group {
         bool const symmetric = set.options.form == product_form::symmetric, mirrors = last && early;
         bool const far = set.c.column == 1 && set.added().column == 1 && set.m * set.n * set.c.element_bytes > largest_near_c;
         alignas(64) float local[std::size_t{tile_size<Arch>}];
+        int64_t const row_begin = row_block * plan.block_rows;
+        depth_part part{piece.item, piece.row + row_begin, row_end - row_begin, 0, 0, depth_begin, smaller(piece.product.k - depth_begin, plan.depth)};
+        typename Promotion::template scales_at_hand<Arch> scales;
+        scales.take_rows(promote, part);
 
         for (int64_t column = column_block * plan.block_columns; column < column_end; column += tile_columns<Arch>) {
             if (symmetric && piece.column + column >= piece.row + row_end) break; // nothing right of the diagonal
-            for (int64_t row = row_block * plan.block_rows; row < row_end; row += tile_rows<Arch>) {
+            part.column = piece.column + column, part.columns = smaller(piece.columns - column, tile_columns<Arch>);
+            scales.take_columns(promote, part);
+            for (int64_t row = row_begin; row < row_end; row += tile_rows<Arch>) {
                 int64_t const rows = smaller(piece.rows - row, tile_rows<Arch>);
                 int64_t columns = smaller(piece.columns - column, tile_columns<Arch>);
                 if (symmetric) {
@@ -217,11 +223,11 @@ template <class Arch, class Promotion> struct product_group {
                                         functions.depth_of_slot(), kernels_for(piece, row, column), lying_at(piece, row)};
                 tile_position const at{piece.item, piece.row + row, piece.column + column, rows, columns};
                 if (last && far) ask_for(target_of(piece, at), rows, columns);
-                promote.template accumulate<Arch>(at, strips, tile, first);
+                promote.template accumulate<Arch>(at, strips, scales, part, tile, first);
                 if (last) functions.finish(tile, rows, columns, target_of(piece, at), set.options.alpha, set.options.beta);
             }
             if (mirrors) // while the strip is near
-                functions.mirror(piece.product.c, set.c.row, set.c.column, piece.row + row_block * plan.block_rows, piece.row + row_end,
+                functions.mirror(piece.product.c, set.c.row, set.c.column, piece.row + row_begin, piece.row + row_end,
                                  piece.column + column, piece.column + smaller(column + tile_columns<Arch>, column_end));
         }
     }

@@ -42,6 +42,7 @@ KEEL_FN constexpr int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
 inline constexpr int64_t depth_unit = 128;
 inline constexpr int64_t largest_outer = 2112; // whole blocks and tiles of every architecture, and no less than 2048
 inline constexpr int64_t most_pieces = 32;
+inline constexpr int64_t largest_block_rows = 48 + 16; ///< 48, in whole tiles
 /// Room for a tile that juts out, whichever operand it belongs to.
 inline constexpr int64_t tile_margin = 32;
 /// Floats after a packed strip whose last store may write too much: a register less one element, and then aligned.

@@ -30,13 +30,30 @@ template <class A> struct fma_step {
     KEEL_FN static pack<A> add(pack<A> const& left, pack<A> const& right, pack<A> const& sum) { return fma(left, right, sum); }
 };
 
-/// Where a tile's chain begins: from +0, from what stands in the tile, or from +0 with what stands in the tile added at last.
-enum class chain_start : uint8_t { zero, tile, zero_then_tile };
+/// Where a tile's chain begins: from +0; from what stands in the tile; from +0 with what stands in the tile added at last; or from +0, and
+/// then tile = fma(chain, scale of its row * scale of its column, tile).
+enum class chain_start : uint8_t { zero, tile, zero_then_tile, zero_then_scaled };
+/// The scales of a tile's rows and columns.
+struct tile_scales {
+    float const *rows = nullptr, *columns = nullptr;
+};
+/// The tile's registers once the chain has ended.
+template <class A, int Rows, int Vectors, class F> KEEL_FN void end_chain(F (&c)[std::size_t{Rows}][std::size_t{Vectors}], float* tile, chain_start start, tile_scales const& scales) {
+    constexpr int w = A::width, columns = tile_columns<A>;
+    auto const each = [&](auto const& last) {
+        repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { store(tile + i * columns + v * w, last(i, v)); }); });
+    };
+    auto const old = [&](auto i, auto v) { return load<F>(tile + i * columns + v * w); };
+    if (start == chain_start::zero_then_tile) return each([&](auto i, auto v) { return add(c[i][v], old(i, v)); });
+    if (start == chain_start::zero_then_scaled)
+        return each([&](auto i, auto v) { return fma(c[i][v], mul(F(scales.rows[i]), load<F>(scales.columns + v * w)), old(i, v)); });
+    each([&](auto i, auto v) { return c[i][v]; });
+}
 
 /// tile[i][j] = the chain over slots ascending of Step::add(a[slot][i], b[slot][j], sum).
 /// a: `depth` slots of tile_rows words, of which Rows are used. b: `depth` slots of tile_columns words. tile: rows of tile_columns floats.
 template <class A, class Step, int Rows, int Vectors>
-KEEL_FLATTEN void micro_kernel(int64_t depth, float const* a, float const* b, float* tile, chain_start start) {
+KEEL_FLATTEN void micro_kernel(int64_t depth, float const* a, float const* b, float* tile, chain_start start, tile_scales const& scales) {
     using F = pack<A>;
     constexpr int w = A::width, columns = tile_columns<A>;
     F c[std::size_t{Rows}][std::size_t{Vectors}];
@@ -53,9 +70,7 @@ KEEL_FLATTEN void micro_kernel(int64_t depth, float const* a, float const* b, fl
         a += tile_rows<A>;
         b += columns;
     }
-    if (start == chain_start::zero_then_tile)
-        repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { c[i][v] = add(c[i][v], load<F>(tile + i * columns + v * w)); }); });
-    repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { store(tile + i * columns + v * w, c[i][v]); }); });
+    end_chain<A, Rows, Vectors>(c, tile, start, scales);
 }
 
 KEEL_FN float word_at(std::byte const* p) { // pairs of bf16 need not be aligned
@@ -67,7 +82,7 @@ KEEL_FN float word_at(std::byte const* p) { // pairs of bf16 need not be aligned
 /// b_step words from a slot of b to the next.
 template <class A, class Step, int Rows, int Vectors>
 KEEL_FLATTEN void loose_kernel(int64_t depth, std::byte const* a, int64_t a_row, int64_t a_step, float const* b, int64_t b_step, float* tile,
-                               chain_start start) {
+                               chain_start start, tile_scales const& scales) {
     using F = pack<A>;
     constexpr int w = A::width, columns = tile_columns<A>, together = 3; // rows that one pointer and the stride's multiples reach
     constexpr int pointers = (Rows + together - 1) / together;
@@ -87,14 +102,12 @@ KEEL_FLATTEN void loose_kernel(int64_t depth, std::byte const* a, int64_t a_row,
         repeat<pointers>([&](auto p) { left[p] += a_step; });
         b += b_step;
     }
-    if (start == chain_start::zero_then_tile)
-        repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { c[i][v] = add(c[i][v], load<F>(tile + i * columns + v * w)); }); });
-    repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { store(tile + i * columns + v * w, c[i][v]); }); });
+    end_chain<A, Rows, Vectors>(c, tile, start, scales);
 }
 
-using micro_kernel_function = void (*)(int64_t, float const*, float const*, float*, chain_start);
+using micro_kernel_function = void (*)(int64_t, float const*, float const*, float*, chain_start, tile_scales const&);
 using find_kernel_function = micro_kernel_function (*)(int rows, int64_t columns);
-using loose_kernel_function = void (*)(int64_t, std::byte const*, int64_t, int64_t, float const*, int64_t, float*, chain_start);
+using loose_kernel_function = void (*)(int64_t, std::byte const*, int64_t, int64_t, float const*, int64_t, float*, chain_start, tile_scales const&);
 using find_loose_function = loose_kernel_function (*)(int rows, int64_t columns);
 
 /// choose(Rows, Vectors) of what there are kernels for.

@@ -60,25 +60,37 @@ struct strip_pair {
     lying_rows lying; ///< a's, where it is not packed
 
     /// The tile's chains over slots [begin, begin + count).
-    template <class Arch> KEEL_FN void multiply(int64_t rows, int64_t columns, int64_t begin, int64_t count, float* tile, chain_start start) const {
+    template <class Arch>
+    KEEL_FN void multiply(int64_t rows, int64_t columns, int64_t begin, int64_t count, float* tile, chain_start start, tile_scales scales = {}) const {
         constexpr int width = tile_columns<Arch>;
         float const* const right = b + begin * width;
         if (lying.data == nullptr)
-            return kernels.packed(kernel_rows<Arch>(rows), columns)(count, a + begin * tile_rows<Arch>, right, tile, start);
+            return kernels.packed(kernel_rows<Arch>(rows), columns)(count, a + begin * tile_rows<Arch>, right, tile, start, scales);
         for (int64_t i = 0, step = 0; i < rows; i += step) {
             step = loose_rows<Arch>(rows - i);
             kernels.loose(static_cast<int>(step), columns)(count, lying.data + i * lying.row + begin * lying.step, lying.row, lying.step, right, width,
-                                                           tile + i * width, start);
+                                                           tile + i * width, start, {scales.rows + i, scales.columns});
         }
     }
+};
+
+/// A part of a product's C and the depth-block at hand.
+struct depth_part {
+    int64_t item, row, rows, column, columns; ///< the rows of a block of C, the columns of one strip
+    int64_t depth_begin, depth;
 };
 
 /// The plain sum: the chain goes on in the tile.
 struct no_promotion {
     static constexpr bool may_split_pairs = false;
+    template <class Arch> struct scales_at_hand {
+        KEEL_FN void take_rows(no_promotion const&, depth_part const&) {}
+        KEEL_FN void take_columns(no_promotion const&, depth_part const&) {}
+    };
     KEEL_FN no_promotion transposed() const { return {}; }
     KEEL_FN static bool keeps_pairs(int64_t) { return true; }
-    template <class Arch> KEEL_FN void accumulate(tile_position const& at, strip_pair const& s, float* tile, bool first) const {
+    template <class Arch>
+    KEEL_FN void accumulate(tile_position const& at, strip_pair const& s, scales_at_hand<Arch> const&, depth_part const&, float* tile, bool first) const {
         s.multiply<Arch>(at.rows, at.columns, 0, s.slots, tile, first ? chain_start::zero : chain_start::tile);
     }
 };
@@ -86,39 +98,63 @@ struct no_promotion {
 /// Every scale block sums from zero, then total = fma(block, scale_a * scale_b, total); the tile holds the total. Where all scales are 1 the
 /// kernel adds the block itself.
 template <class ScaleA, class ScaleB> struct scaled_promotion {
-    static constexpr bool may_split_pairs = true;
+    static constexpr bool may_split_pairs = true, all_one = std::is_same_v<ScaleA, unit_scale> && std::is_same_v<ScaleB, unit_scale>;
     promotion<ScaleA, ScaleB> scales;
+
+    /// The scales of a block of rows and of a strip of columns, fetched once for all their tiles: up to `most` scale blocks of k; where there
+    /// are more, each tile asks for its own.
+    template <class Arch> struct scales_at_hand {
+        static constexpr int64_t most = all_one ? 1 : 32, most_rows = all_one ? 1 : largest_block_rows, width = all_one ? 1 : tile_columns<Arch>;
+        alignas(64) float left[std::size_t{most}][std::size_t{most_rows}];
+        alignas(64) float right[std::size_t{most}][std::size_t{width}];
+        int64_t first = 0, blocks = 0; ///< blocks: 0 where they are too many
+
+        KEEL_FN void take_rows(scaled_promotion const& promote, depth_part const& part) {
+            if constexpr (all_one) return;
+            first = part.depth_begin / promote.scales.length, blocks = ceil_div(part.depth, promote.scales.length);
+            if (blocks > most) blocks = 0;
+            for (int64_t b = 0; b < blocks; ++b)
+                for (int64_t i = 0; i < round_up(part.rows, tile_rows<Arch>); ++i) // past the last row: 0
+                    left[b][i] = i < part.rows ? promote.scales.scale_a(part.item, part.row + i, first + b) : 0.0f;
+        }
+        KEEL_FN void take_columns(scaled_promotion const& promote, depth_part const& part) {
+            if constexpr (all_one) return;
+            for (int64_t b = 0; b < blocks; ++b) promote.columns_of(part.item, part.column, part.columns, first + b, &right[b][0], width);
+        }
+    };
+    /// Those past the last column are 0.
+    KEEL_FN void columns_of(int64_t item, int64_t column, int64_t count, int64_t block, float* to, int64_t width) const {
+        for (int64_t j = 0; j < count; ++j) to[j] = scales.scale_b(item, column + j, block);
+        for (int64_t j = count; j < width; ++j) to[j] = 0.0f;
+    }
 
     KEEL_FN scaled_promotion<ScaleB, ScaleA> transposed() const {
         return {{scales.length, scales.scale_b, scales.scale_a}};
     }
     KEEL_FN bool keeps_pairs(int64_t k) const { return scales.keeps_pairs(k); }
 
-    template <class Arch> void accumulate(tile_position const& at, strip_pair const& s, float* tile, bool first) const {
-        using F = pack<Arch>;
-        constexpr int w = Arch::width, width = tile_columns<Arch>;
+    template <class Arch>
+    void accumulate(tile_position const& at, strip_pair const& s, scales_at_hand<Arch> const& hand, depth_part const& part, float* tile, bool first_part) const {
+        constexpr int64_t width = tile_columns<Arch>;
         int64_t const block_slots = ceil_div(scales.length, s.depth_of_slot);
-        if (first)
+        if (first_part)
             for (int64_t i = 0; i < tile_size<Arch>; ++i) tile[i] = 0.0f;
-        if constexpr (std::is_same_v<ScaleA, unit_scale> && std::is_same_v<ScaleB, unit_scale>) {
+        if constexpr (all_one) {
             for (int64_t begin = 0; begin < s.slots; begin += block_slots)
                 s.multiply<Arch>(at.rows, at.columns, begin, smaller(block_slots, s.slots - begin), tile, chain_start::zero_then_tile);
             return;
         }
-        alignas(64) float block_sum[std::size_t{tile_size<Arch>}];
-        alignas(64) float right[std::size_t{width}] = {};
+        alignas(64) float left[std::size_t{tile_rows<Arch>}] = {}, right[std::size_t{width}];
         for (int64_t begin = 0; begin < s.slots; begin += block_slots) {
             int64_t const block = (s.depth_begin + begin * s.depth_of_slot) / scales.length;
-            s.multiply<Arch>(at.rows, width, begin, smaller(block_slots, s.slots - begin), &block_sum[0], chain_start::zero);
-            for (int64_t j = 0; j < at.columns; ++j) right[j] = scales.scale_b(at.item, at.column + j, block);
-            for (int64_t i = 0; i < at.rows; ++i) {
-                F const left(scales.scale_a(at.item, at.row + i, block));
-                for (int64_t j = 0; j < width; j += w) {
-                    float* const total = tile + i * width + j;
-                    store(total,
-                          fma(load<F>(&block_sum[i * width + j]), mul(left, load<F>(&right[j])), load<F>(total)));
-                }
+            tile_scales own{&left[0], &right[0]};
+            if (hand.blocks > 0) {
+                own = {&hand.left[block - hand.first][at.row - part.row], &hand.right[block - hand.first][0]};
+            } else {
+                columns_of(at.item, at.column, at.columns, block, &right[0], width);
+                for (int64_t i = 0; i < at.rows; ++i) left[i] = scales.scale_a(at.item, at.row + i, block);
             }
+            s.multiply<Arch>(at.rows, at.columns, begin, smaller(block_slots, s.slots - begin), tile, chain_start::zero_then_scaled, own);
         }
     }
 };
