@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <random>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -43,8 +44,8 @@ template <class T> struct products {
     std::unordered_map<int, dnnl::memory> arguments;
 
     products(benchmark::State const& state, bool in_columns)
-        : batch(state.range(0)), m(state.range(1)), n(state.range(2)), k(state.range(3)), turned(in_columns), a(random_numbers<T>(batch * m * k)), b(random_numbers<T>(batch * k * n)),
-          own(static_cast<std::size_t>(batch * m * n)), peers(own.size()),
+        : batch(state.range(0)), m(state.range(1)), n(state.range(2)), k(state.range(3)), turned(in_columns),
+          a(random_numbers<T>(batch * m * k)), b(random_numbers<T>(batch * k * n)), own(static_cast<std::size_t>(batch * m * n)), peers(own.size()),
           memory(static_cast<std::size_t>(matmul_workspace(cpu<>{}, m, n, k, batch))) {
         auto const type = std::is_same_v<T, float> ? dnnl::memory::data_type::f32 : dnnl::memory::data_type::bf16;
         dnnl::memory::desc const left({batch, m, k}, type, dnnl::memory::dims{m * k, k, 1}), out({batch, m, n}, type, dnnl::memory::dims{m * n, n, 1});

@@ -38,7 +38,8 @@ struct tile_scales {
     float const *rows = nullptr, *columns = nullptr;
 };
 /// The tile's registers once the chain has ended.
-template <class A, int Rows, int Vectors, class F> KEEL_FN void end_chain(F (&c)[std::size_t{Rows}][std::size_t{Vectors}], float* tile, chain_start start, tile_scales const& scales) {
+template <class A, int Rows, int Vectors, class F>
+KEEL_FN void end_chain(F (&c)[std::size_t{Rows}][std::size_t{Vectors}], float* tile, chain_start start, tile_scales const& scales) {
     constexpr int w = A::width, columns = tile_columns<A>;
     auto const each = [&](auto const& last) {
         repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { store(tile + i * columns + v * w, last(i, v)); }); });

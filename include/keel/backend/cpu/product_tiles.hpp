@@ -134,7 +134,8 @@ template <class ScaleA, class ScaleB> struct scaled_promotion {
     KEEL_FN bool keeps_pairs(int64_t k) const { return scales.keeps_pairs(k); }
 
     template <class Arch>
-    void accumulate(tile_position const& at, strip_pair const& s, scales_at_hand<Arch> const& hand, depth_part const& part, float* tile, bool first_part) const {
+    void accumulate(tile_position const& at, strip_pair const& s, scales_at_hand<Arch> const& hand, depth_part const& part, float* tile,
+                    bool first_part) const {
         constexpr int64_t width = tile_columns<Arch>;
         int64_t const block_slots = ceil_div(scales.length, s.depth_of_slot);
         if (first_part)
