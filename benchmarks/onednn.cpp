@@ -50,7 +50,11 @@ template <class T> struct products {
         auto const type = std::is_same_v<T, float> ? dnnl::memory::data_type::f32 : dnnl::memory::data_type::bf16;
         dnnl::memory::desc const left({batch, m, k}, type, dnnl::memory::dims{m * k, k, 1}), out({batch, m, n}, type, dnnl::memory::dims{m * n, n, 1});
         dnnl::memory::desc const right({batch, k, n}, type, turned ? dnnl::memory::dims{k * n, 1, k} : dnnl::memory::dims{k * n, n, 1});
+#if DNNL_VERSION_MAJOR >= 3
+        primitive = dnnl::matmul(dnnl::matmul::primitive_desc(engine, left, right, out));
+#else
         primitive = dnnl::matmul(dnnl::matmul::primitive_desc(dnnl::matmul::desc(left, right, out), engine));
+#endif
         arguments = {{DNNL_ARG_SRC, {left, engine, a.data()}}, {DNNL_ARG_WEIGHTS, {right, engine, b.data()}}, {DNNL_ARG_DST, {out, engine, peers.data()}}};
     }
     double flops() const { return 2.0 * static_cast<double>(batch) * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
