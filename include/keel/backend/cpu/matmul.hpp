@@ -152,7 +152,7 @@ template <class Arch, class Promotion> struct product_group {
     }
     KEEL_FN lying_rows lying_at(product_piece const& piece, int64_t row) const {
         if (!piece.a_lies) return {};
-        return {at_a(piece, row), set.a.row * set.a.element_bytes, functions.depth_of_slot() * set.a.column * set.a.element_bytes};
+        return {at_a(piece, row), set.a.row * set.a.element_bytes, depth_of_slot(functions.slots) * set.a.column * set.a.element_bytes};
     }
     void pack_columns(product_piece const& piece, int64_t begin) const {
         int64_t const slots = depth_of(piece), depth = smaller(piece.product.k - depth_begin, plan.depth);
@@ -220,7 +220,7 @@ template <class Arch, class Promotion> struct product_group {
                 int64_t const index = column / tile_columns<Arch> * tile_count + row / tile_rows<Arch>;
                 float* const tile = first && last ? &local[0] : piece.partial + index * tile_size<Arch>;
                 strip_pair const strips{strip_of_a(piece, row, slots), strip_of_b(piece, column, slots), depth_begin, slots,
-                                        functions.depth_of_slot(), kernels_for(piece, row, column), lying_at(piece, row)};
+                                        functions.slots, kernels_for(piece, row, column), lying_at(piece, row)};
                 tile_position const at{piece.item, piece.row + row, piece.column + column, rows, columns};
                 if (last && far) ask_for(target_of(piece, at), rows, columns);
                 promote.template accumulate<Arch>(at, strips, scales, part, tile, first);

@@ -36,6 +36,7 @@ enum class chain_start : uint8_t { zero, tile, zero_then_tile, zero_then_scaled 
 /// The scales of a tile's rows and columns.
 struct tile_scales {
     float const *rows = nullptr, *columns = nullptr;
+    KEEL_FN tile_scales from_row(int64_t i) const { return rows == nullptr ? tile_scales{} : tile_scales{rows + i, columns}; }
 };
 /// The tile's registers once the chain has ended.
 template <class A, int Rows, int Vectors, class F>

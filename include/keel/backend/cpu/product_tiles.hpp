@@ -27,6 +27,9 @@ using mirror_function = void (*)(void* c, int64_t row_stride, int64_t column_str
 
 /// What the slots of packed strips hold (packing.hpp, packing_pairs.hpp).
 enum class slot_kind : uint8_t { singles, exchanged_pairs, pair_words };
+KEEL_FN int64_t depth_of_slot(slot_kind kind) { return kind == slot_kind::pair_words ? 2 : 1; }
+/// Slots of a strip of `depth`; pairs end whole.
+KEEL_FN int64_t slots_of(slot_kind kind, int64_t depth) { return (kind == slot_kind::singles ? depth : round_up(depth, 2)) / depth_of_slot(kind); }
 
 /// The functions of a product that know its formats; all else is compiled once an architecture.
 struct tile_functions {
@@ -36,12 +39,7 @@ struct tile_functions {
     slot_kind slots;
     watch_function watch_a; ///< of A where it lies; null where it has to be packed
 
-    KEEL_FN int64_t depth_of_slot() const { return slots == slot_kind::pair_words ? 2 : 1; }
-    /// Slots of a strip of `depth`.
-    KEEL_FN int64_t slots_of(int64_t depth) const {
-        int64_t const even = slots == slot_kind::singles ? depth : round_up(depth, 2);
-        return even / depth_of_slot();
-    }
+    KEEL_FN int64_t slots_of(int64_t depth) const { return detail::slots_of(slots, depth); }
 };
 
 /// Rows of A where they lie, and bytes from a row to the next and from a slot to the next.
@@ -55,7 +53,8 @@ struct lying_rows {
 struct strip_pair {
     float const* a;
     float const* b;
-    int64_t depth_begin, slots, depth_of_slot;
+    int64_t depth_begin, slots;
+    slot_kind kind;
     tile_kernels kernels;
     lying_rows lying; ///< a's, where it is not packed
 
@@ -69,7 +68,7 @@ struct strip_pair {
         for (int64_t i = 0, step = 0; i < rows; i += step) {
             step = loose_rows<Arch>(rows - i);
             kernels.loose(static_cast<int>(step), columns)(count, lying.data + i * lying.row + begin * lying.step, lying.row, lying.step, right, width,
-                                                           tile + i * width, start, {scales.rows + i, scales.columns});
+                                                           tile + i * width, start, scales.from_row(i));
         }
     }
 };
@@ -137,7 +136,7 @@ template <class ScaleA, class ScaleB> struct scaled_promotion {
     void accumulate(tile_position const& at, strip_pair const& s, scales_at_hand<Arch> const& hand, depth_part const& part, float* tile,
                     bool first_part) const {
         constexpr int64_t width = tile_columns<Arch>;
-        int64_t const block_slots = ceil_div(scales.length, s.depth_of_slot);
+        int64_t const block_slots = slots_of(s.kind, scales.length);
         if (first_part)
             for (int64_t i = 0; i < tile_size<Arch>; ++i) tile[i] = 0.0f;
         if constexpr (all_one) {
@@ -147,7 +146,7 @@ template <class ScaleA, class ScaleB> struct scaled_promotion {
         }
         alignas(64) float left[std::size_t{tile_rows<Arch>}] = {}, right[std::size_t{width}];
         for (int64_t begin = 0; begin < s.slots; begin += block_slots) {
-            int64_t const block = (s.depth_begin + begin * s.depth_of_slot) / scales.length;
+            int64_t const block = (s.depth_begin + begin * depth_of_slot(s.kind)) / scales.length;
             tile_scales own{&left[0], &right[0]};
             if (hand.blocks > 0) {
                 own = {&hand.left[block - hand.first][at.row - part.row], &hand.right[block - hand.first][0]};
