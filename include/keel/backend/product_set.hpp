@@ -15,6 +15,9 @@ struct matmul_options {
     float alpha = 1.0f;
     float beta = 0.0f; ///< at 0, what it multiplies is not read
     product_form form = product_form::full;
+
+    /// Whether what beta multiplies is read.
+    KEEL_FN bool adds() const { return beta != 0.0f; }
 };
 
 /// Which extent differs from product to product, given by offsets: product i has [offsets[i], offsets[i + 1]) of it.

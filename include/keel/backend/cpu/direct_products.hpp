@@ -20,37 +20,52 @@ template <class A> KEEL_FN bool takes_directly(product_set const& set) {
            (set.k * set.n * static_cast<int64_t>(sizeof(float)) <= largest_direct_bytes || set.m <= few_rows * (ragged_rows ? set.count : 1));
 }
 
-/// The products in chunks: some items, or a part of one item's rows and columns.
-template <class A> struct direct_products {
+/// Products in chunks: some items, or a part of one item's rows and columns.
+struct product_parts {
     product_set const& set;
-    finish_function finish;
-    int64_t rows, columns, items;       ///< of a chunk
-    int64_t row_parts, column_parts;    ///< of an item
+    int64_t rows, columns, items;    ///< of a chunk
+    int64_t row_parts, column_parts; ///< of an item
 
-    KEEL_FN direct_products(product_set const& products, finish_function last_step) : set(products), finish(last_step) {
+    /// Parts of at least `few` rows, as far as there are, and of all columns where `whole`, else in whole tiles.
+    KEEL_FN product_parts(product_set const& products, int64_t few, bool whole, int64_t tile_row_count, int64_t tile_column_count) : set(products) {
         int64_t most = set.cut == ragged::none ? set.m : 1;
         for (int64_t i = 0; set.cut != ragged::none && i < set.count; ++i) most = larger(most, set.offsets[i + 1] - set.offsets[i]);
         constexpr int64_t work = int64_t{1} << 18; // multiplications: a few microseconds, many times what a chunk costs
         int64_t const depth = larger(1, set.k);
-        columns = smaller(set.n, round_up(ceil_div(work, depth * tile_rows<A>), tile_columns<A>));
-        rows = round_up(ceil_div(work, depth * columns), tile_rows<A>);
+        columns = whole ? set.n : smaller(set.n, round_up(ceil_div(work, depth * few), tile_column_count));
+        rows = round_up(larger(few, ceil_div(work, depth * columns)), tile_row_count);
         row_parts = ceil_div(most, rows), column_parts = ceil_div(set.n, columns);
         items = larger(1, row_parts * column_parts > 1 ? 1 : work / (most * columns * depth));
     }
     KEEL_FN int64_t chunks() const { return ceil_div(set.count, items) * row_parts * column_parts; }
+    /// body(product, row, row_end, column, column_end) of a chunk's parts.
+    template <class Body> KEEL_FN void each(int64_t chunk, Body const& body) const {
+        int64_t const column = chunk % column_parts * columns, upper = chunk / column_parts;
+        int64_t const row = upper % row_parts * rows, first = upper / row_parts * items;
+        for (int64_t item = first; item < smaller(first + items, set.count); ++item) {
+            one_product const p = set.at(item);
+            if (int64_t const row_end = smaller(row + rows, p.m); row < row_end) body(p, row, row_end, column, smaller(column + columns, p.n));
+        }
+    }
+};
+
+template <class A, class C> struct direct_products {
+    product_set const& set;
+    product_parts parts;
+    bool straight; ///< the kernel may write C itself
+
+    KEEL_FN explicit direct_products(product_set const& products)
+        : set(products), parts(products, tile_rows<A>, false, tile_rows<A>, tile_columns<A>), straight(set.c.column == 1 && !set.options.adds()) {}
+    KEEL_FN int64_t chunks() const { return parts.chunks(); }
 
     static void chunk(void const* context, int64_t index) {
         auto const& self = *static_cast<direct_products const*>(context);
-        int64_t const column = index % self.column_parts * self.columns, upper = index / self.column_parts;
-        int64_t const row = upper % self.row_parts * self.rows, first = upper / self.row_parts * self.items;
-        for (int64_t item = first; item < smaller(first + self.items, self.set.count); ++item) {
-            one_product const p = self.set.at(item);
-            int64_t const row_end = smaller(row + self.rows, p.m);
+        self.parts.each(index, [&](one_product const& p, int64_t row, int64_t row_end, int64_t column, int64_t column_end) {
             for (int64_t i = row, step = 0; i < row_end; i += step) {
                 step = loose_rows<A>(row_end - i);
-                self.multiply_rows(p, i, static_cast<int>(step), column, smaller(column + self.columns, p.n));
+                self.multiply_rows(p, i, static_cast<int>(step), column, column_end);
             }
-        }
+        });
     }
 
 private:
@@ -58,19 +73,24 @@ private:
     KEEL_FN void multiply_rows(one_product const& p, int64_t row, int count, int64_t column, int64_t column_end) const {
         alignas(64) float tile[std::size_t{tile_size<A> + A::width}]; // and what the last step loads past its end
         constexpr int w = A::width, full = tile_columns<A>;
-        operand_layout const &c = set.c, &d = set.added();
         constexpr int64_t bytes = sizeof(float);
+        operand_layout const &c = set.c, &d = set.added();
         std::byte const* const a = static_cast<std::byte const*>(p.a) + row * set.a.row * bytes;
         for (; column < column_end; column += full) {
             int64_t const left = smaller(column_end - column, full);
             bool const narrow = left <= w || p.n < full;
             int64_t const now = narrow ? smaller(left, w) : left, begin = smaller(column, p.n - (narrow ? w : full));
-            auto const kernel = find_loose_kernel<A, fma_step<A>>(count, narrow ? w : full);
-            kernel(p.k, a, set.a.row * bytes, set.a.column * bytes, static_cast<float const*>(p.b) + begin, set.b.row, &tile[0], chain_start::zero, {});
-            tile_target const to{static_cast<std::byte*>(p.c) + (row * c.row + column * c.column) * c.element_bytes, c.row, c.column,
-                                 static_cast<std::byte const*>(p.d) + (row * d.row + column * d.column) * c.element_bytes, d.row, d.column,
-                                 no_diagonal};
-            finish(&tile[column - begin], count, now, to, set.options.alpha, set.options.beta);
+            float const* const b = static_cast<float const*>(p.b) + begin;
+            C* const to = static_cast<C*>(p.c) + row * c.row + column * c.column;
+            if (straight && begin == column) {
+                find_loose_kernel<A, fma_step<A>, straight_end<C>>(count, narrow ? w : full)(p.k, a, set.a.row * bytes, set.a.column * bytes, b, set.b.row,
+                                                                                             {to, c.row, now, set.options.alpha});
+            } else {
+                find_loose_kernel<A, fma_step<A>, tile_end>(count, narrow ? w : full)(p.k, a, set.a.row * bytes, set.a.column * bytes, b, set.b.row,
+                                                                                      {&tile[0], chain_start::zero, {}});
+                tile_target const target{to, c.row, c.column, static_cast<C const*>(p.d) + row * d.row + column * d.column, d.row, d.column, no_diagonal};
+                finish_tile<A, C>(&tile[column - begin], count, now, target, set.options.alpha, set.options.beta);
+            }
             column += now - full;
         }
     }

@@ -7,6 +7,7 @@
 
 #include <keel/backend/cpu/cpu.hpp>
 #include <keel/backend/cpu/direct_products.hpp>
+#include <keel/backend/cpu/direct_strips.hpp>
 #include <keel/backend/cpu/matmul_plan.hpp>
 #include <keel/backend/cpu/packing.hpp>
 #include <keel/backend/cpu/product_tiles.hpp>
@@ -190,6 +191,15 @@ template <class Arch, class Promotion> struct product_group {
         return kernels_of<Arch, fma_step<Arch>>;
     }
 
+    KEEL_FN bool dots(product_piece const& piece, int64_t row, int64_t column) const {
+        return moderate(piece.ranges_a[row / tile_rows<Arch>], piece.ranges_b[column / tile_columns<Arch>]);
+    }
+    /// Whether the kernel of one chain may write C itself.
+    KEEL_FN bool goes_straight() const {
+        return std::is_same_v<Promotion, no_promotion> && functions.straight != nullptr && set.c.column == 1 && set.options.form == product_form::full &&
+               !set.options.adds();
+    }
+
     /// All tiles of one block of C: strips of B outside, so that one stays in the nearest cache while tiles of A pass.
     void multiply_block(product_piece const& piece, int64_t row_block, int64_t column_block) const {
         int64_t const slots = depth_of(piece);
@@ -199,6 +209,7 @@ template <class Arch, class Promotion> struct product_group {
         int64_t const column_end = smaller((column_block + 1) * plan.block_columns, piece.columns);
         int64_t const tile_count = ceil_div(piece.rows, tile_rows<Arch>);
         bool const symmetric = set.options.form == product_form::symmetric, mirrors = last && early;
+        bool const straight = first && last && piece.a_lies && goes_straight();
         bool const far = set.c.column == 1 && set.added().column == 1 && set.m * set.n * set.c.element_bytes > largest_near_c;
         alignas(64) float local[std::size_t{tile_size<Arch>}];
         int64_t const row_begin = row_block * plan.block_rows;
@@ -223,6 +234,10 @@ template <class Arch, class Promotion> struct product_group {
                                         functions.slots, kernels_for(piece, row, column), lying_at(piece, row)};
                 tile_position const at{piece.item, piece.row + row, piece.column + column, rows, columns};
                 if (last && far) ask_for(target_of(piece, at), rows, columns);
+                if (straight && dots(piece, row, column)) {
+                    functions.straight(strips, target_of(piece, at), rows, columns, set.options.alpha);
+                    continue;
+                }
                 promote.template accumulate<Arch>(at, strips, scales, part, tile, first);
                 if (last) functions.finish(tile, rows, columns, target_of(piece, at), set.options.alpha, set.options.beta);
             }
@@ -332,13 +347,20 @@ struct cpu_matmul_service {
     template <class A, class B, class C, class Arch, class E>
     static void run(cpu<Arch, E> const& be, product_set const& set, keel::workspace ws) {
         matmul_plan const plan = plan_of<Arch>(set, takes_pairs<A, B>);
+        chunk_runner const runner = chunk_runner::of(be, plan.shared);
         if constexpr (std::is_same_v<A, float> && std::is_same_v<B, float>) {
             product_set const products = turns(set) ? set.transposed() : set;
             if (takes_directly<Arch>(products)) {
-                direct_products<Arch> const direct(products, &finish_tile<Arch, C>);
-                return chunk_runner::of(be, plan.shared).run(direct.chunks(), {&direct_products<Arch>::chunk, &direct});
+                direct_products<Arch, C> const direct(products);
+                return runner.run(direct.chunks(), {&direct_products<Arch, C>::chunk, &direct});
             }
         }
+        using strips = direct_strips<Arch, A, B, C>;
+        if constexpr (strips::offered)
+            if (strips::takes(set)) {
+                strips const direct(set, runner.alone);
+                return runner.run(direct.chunks(), {&strips::chunk, &direct});
+            }
         run_planned<A, B, C>(be, set, plan, no_promotion{}, ws);
     }
     template <class A, class B, class C, class Arch, class E, class ScaleA, class ScaleB>
@@ -371,15 +393,15 @@ private:
     }
     template <class Arch, class A, class B, class C, class Promotion> KEEL_FN static tile_functions functions_for(bool pairs) {
         constexpr int r = tile_rows<Arch>, c = tile_columns<Arch>;
-        tile_functions f{nullptr, nullptr, &finish_tile<Arch, C>, &mirror_block<Arch, C>, slot_kind::singles, nullptr};
+        tile_functions f{nullptr, nullptr, &finish_tile<Arch, C>, &mirror_block<Arch, C>, slot_kind::singles, nullptr, nullptr};
         if constexpr (takes_pairs<A, B> && has_pair_dot<Arch>) {
             f.pack_a = &pack_pair_strip<Arch, A, r>, f.pack_b = &pack_pair_strip<Arch, B, c>, f.slots = slot_kind::pair_words;
-            if constexpr (std::is_same_v<A, bf16>) f.watch_a = &watch_pairs<Arch, A>;
+            if constexpr (std::is_same_v<A, bf16>) f.watch_a = &watch_pairs<Arch, A>, f.straight = &multiply_straight<Arch, pair_dot_step<Arch>, C>;
         } else if constexpr (takes_pairs<A, B>)
             f.pack_a = &pack_strip<Arch, A, true, r>, f.pack_b = &pack_strip<Arch, B, true, c>, f.slots = slot_kind::exchanged_pairs;
         if constexpr (!takes_pairs<A, B> || Promotion::may_split_pairs)
             if (!pairs)
-                f.pack_a = &pack_strip<Arch, A, false, r>, f.pack_b = &pack_strip<Arch, B, false, c>, f.slots = slot_kind::singles, f.watch_a = nullptr;
+                f.pack_a = &pack_strip<Arch, A, false, r>, f.pack_b = &pack_strip<Arch, B, false, c>, f.slots = slot_kind::singles, f.watch_a = nullptr, f.straight = nullptr;
         if constexpr (std::is_same_v<A, float>) f.watch_a = [](operand_block const&) { return exponent_range{}; };
         return f;
     }

@@ -1,6 +1,7 @@
 // The innermost product: a tile of C stays in registers while k runs through a strip of A and one of B, packed or where they lie.
 #pragma once
 
+#include <keel/backend/cpu/encoded_store.hpp>
 #include <keel/backend/cpu/pack.hpp>
 #include <keel/backend/cpu/pair_dot.hpp>
 
@@ -30,7 +31,7 @@ template <class A> struct fma_step {
     KEEL_FN static pack<A> add(pack<A> const& left, pack<A> const& right, pack<A> const& sum) { return fma(left, right, sum); }
 };
 
-/// Where a tile's chain begins: from +0; from what stands in the tile; from +0 with what stands in the tile added at last; or from +0, and
+/// Where a chain that ends in a tile begins: from +0; from what stands in the tile; from +0 with what stands in the tile added at last; or from +0, and
 /// then tile = fma(chain, scale of its row * scale of its column, tile).
 enum class chain_start : uint8_t { zero, tile, zero_then_tile, zero_then_scaled };
 /// The scales of a tile's rows and columns.
@@ -38,30 +39,48 @@ struct tile_scales {
     float const *rows = nullptr, *columns = nullptr;
     KEEL_FN tile_scales from_row(int64_t i) const { return rows == nullptr ? tile_scales{} : tile_scales{rows + i, columns}; }
 };
-/// The tile's registers once the chain has ended.
-template <class A, int Rows, int Vectors, class F>
-KEEL_FN void end_chain(F (&c)[std::size_t{Rows}][std::size_t{Vectors}], float* tile, chain_start start, tile_scales const& scales) {
-    constexpr int w = A::width, columns = tile_columns<A>;
-    auto const each = [&](auto const& last) {
-        repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { store(tile + i * columns + v * w, last(i, v)); }); });
-    };
-    auto const old = [&](auto i, auto v) { return load<F>(tile + i * columns + v * w); };
-    if (start == chain_start::zero_then_tile) return each([&](auto i, auto v) { return add(c[i][v], old(i, v)); });
-    if (start == chain_start::zero_then_scaled)
-        return each([&](auto i, auto v) { return fma(c[i][v], mul(F(scales.rows[i]), load<F>(scales.columns + v * w)), old(i, v)); });
-    each([&](auto i, auto v) { return c[i][v]; });
-}
+/// Where a chain begins and ends: in a tile, rows of tile_columns floats.
+struct tile_end {
+    float* tile;
+    chain_start start;
+    tile_scales scales;
 
-/// tile[i][j] = the chain over slots ascending of Step::add(a[slot][i], b[slot][j], sum).
-/// a: `depth` slots of tile_rows words, of which Rows are used. b: `depth` slots of tile_columns words. tile: rows of tile_columns floats.
+    template <class A, class F> KEEL_FN F begin(int i, int v) const {
+        return start == chain_start::tile ? load<F>(tile + i * tile_columns<A> + v * A::width) : F(0.0f);
+    }
+    template <class A, int Rows, int Vectors, class F> KEEL_FN void end(F (&c)[std::size_t{Rows}][std::size_t{Vectors}]) const {
+        constexpr int w = A::width, columns = tile_columns<A>;
+        auto const each = [&](auto const& last) {
+            repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { store(tile + i * columns + v * w, last(i, v)); }); });
+        };
+        auto const old = [&](auto i, auto v) { return load<F>(tile + i * columns + v * w); };
+        if (start == chain_start::zero_then_tile) return each([&](auto i, auto v) { return add(c[i][v], old(i, v)); });
+        if (start == chain_start::zero_then_scaled)
+            return each([&](auto i, auto v) { return fma(c[i][v], mul(F(scales.rows[i]), load<F>(scales.columns + v * w)), old(i, v)); });
+        each([&](auto i, auto v) { return c[i][v]; });
+    }
+};
+/// From +0, and straight into C as alpha * sum: in `columns` adjacent elements of each row, `row` elements from one to the next.
+template <class C> struct straight_end {
+    C* c;
+    int64_t row, columns;
+    float alpha;
+
+    template <class, class F> KEEL_FN static F begin(int, int) { return F(0.0f); }
+    template <class A, int Rows, int Vectors, class F> KEEL_FN void end(F (&sums)[std::size_t{Rows}][std::size_t{Vectors}]) const {
+        if (alpha != 1.0f) repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { sums[i][v] = mul(F(alpha), sums[i][v]); }); });
+        repeat<Rows>([&](auto i) { store_encoded_row<Vectors>(c + i * row, sums[i], columns); });
+    }
+};
+
+/// The chain over slots ascending of Step::add(a[slot][i], b[slot][j], sum).
+/// a: `depth` slots of tile_rows words, of which Rows are used. b: `depth` slots of tile_columns words.
 template <class A, class Step, int Rows, int Vectors>
-KEEL_FLATTEN void micro_kernel(int64_t depth, float const* a, float const* b, float* tile, chain_start start, tile_scales const& scales) {
+KEEL_FLATTEN void micro_kernel(int64_t depth, float const* a, float const* b, tile_end const& to) {
     using F = pack<A>;
     constexpr int w = A::width, columns = tile_columns<A>;
     F c[std::size_t{Rows}][std::size_t{Vectors}];
-    repeat<Rows>([&](auto i) {
-        repeat<Vectors>([&](auto v) { c[i][v] = start == chain_start::tile ? load<F>(tile + i * columns + v * w) : F(0.0f); });
-    });
+    repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { c[i][v] = to.begin<A, F>(i, v); }); });
     for (int64_t k = 0; k < depth; ++k) {
         F right[std::size_t{Vectors}];
         repeat<Vectors>([&](auto v) { right[v] = load<F>(b + v * w); });
@@ -72,7 +91,7 @@ KEEL_FLATTEN void micro_kernel(int64_t depth, float const* a, float const* b, fl
         a += tile_rows<A>;
         b += columns;
     }
-    end_chain<A, Rows, Vectors>(c, tile, start, scales);
+    to.end<A, Rows, Vectors>(c);
 }
 
 KEEL_FN float word_at(std::byte const* p) { // pairs of bf16 need not be aligned
@@ -82,17 +101,14 @@ KEEL_FN float word_at(std::byte const* p) { // pairs of bf16 need not be aligned
 }
 /// The same chain with a's words where they lie, floats or pairs of bf16: a_row bytes from a row to the next, a_step from a slot to the next.
 /// b_step words from a slot of b to the next.
-template <class A, class Step, int Rows, int Vectors>
-KEEL_FLATTEN void loose_kernel(int64_t depth, std::byte const* a, int64_t a_row, int64_t a_step, float const* b, int64_t b_step, float* tile,
-                               chain_start start, tile_scales const& scales) {
+template <class A, class Step, int Rows, int Vectors, class End>
+KEEL_FLATTEN void loose_kernel(int64_t depth, std::byte const* a, int64_t a_row, int64_t a_step, float const* b, int64_t b_step, End const& to) {
     using F = pack<A>;
-    constexpr int w = A::width, columns = tile_columns<A>, together = 3; // rows that one pointer and the stride's multiples reach
+    constexpr int w = A::width, together = 3; // rows that one pointer and the stride's multiples reach
     constexpr int pointers = (Rows + together - 1) / together;
     F c[std::size_t{Rows}][std::size_t{Vectors}];
     std::byte const* left[std::size_t{pointers}];
-    repeat<Rows>([&](auto i) {
-        repeat<Vectors>([&](auto v) { c[i][v] = start == chain_start::tile ? load<F>(tile + i * columns + v * w) : F(0.0f); });
-    });
+    repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { c[i][v] = to.template begin<A, F>(i, v); }); });
     repeat<pointers>([&](auto p) { left[p] = a + together * p * a_row; });
     for (int64_t k = 0; k < depth; ++k) {
         F right[std::size_t{Vectors}];
@@ -104,13 +120,13 @@ KEEL_FLATTEN void loose_kernel(int64_t depth, std::byte const* a, int64_t a_row,
         repeat<pointers>([&](auto p) { left[p] += a_step; });
         b += b_step;
     }
-    end_chain<A, Rows, Vectors>(c, tile, start, scales);
+    to.template end<A, Rows, Vectors>(c);
 }
 
-using micro_kernel_function = void (*)(int64_t, float const*, float const*, float*, chain_start, tile_scales const&);
+using micro_kernel_function = void (*)(int64_t, float const*, float const*, tile_end const&);
 using find_kernel_function = micro_kernel_function (*)(int rows, int64_t columns);
-using loose_kernel_function = void (*)(int64_t, std::byte const*, int64_t, int64_t, float const*, int64_t, float*, chain_start, tile_scales const&);
-using find_loose_function = loose_kernel_function (*)(int rows, int64_t columns);
+template <class End> using loose_kernel_function = void (*)(int64_t, std::byte const*, int64_t, int64_t, float const*, int64_t, End const&);
+template <class End> using find_loose_function = loose_kernel_function<End> (*)(int rows, int64_t columns);
 
 /// choose(Rows, Vectors) of what there are kernels for.
 template <class A, class Choose> KEEL_FN auto find_kernel_of(int rows, int64_t columns, Choose const& choose) {
@@ -132,24 +148,25 @@ template <class A, class Step> micro_kernel_function find_micro_kernel(int rows,
         return &micro_kernel<A, Step, R, V>;
     });
 }
-template <class A, class Step> loose_kernel_function find_loose_kernel(int rows, int64_t columns) {
+template <class A, class Step, class End> loose_kernel_function<End> find_loose_kernel(int rows, int64_t columns) {
     return find_kernel_of<A>(rows, columns, []<int R, int V>(std::integral_constant<int, R>, std::integral_constant<int, V>) {
-        return &loose_kernel<A, Step, R, V>;
+        return &loose_kernel<A, Step, R, V, End>;
     });
 }
-/// Rows of the next loose kernel where `left` are left: none past the end is read.
+/// Rows of the next loose kernel where `left` are left: none past the end is read. Two of 8 rather than one of 12 and one of 4, whose sums
+/// would wait for each other.
 template <class A> KEEL_FN constexpr int loose_rows(int64_t left) {
-    if (left >= tile_rows<A>) return tile_rows<A>;
+    if (left >= tile_rows<A> && !(tile_rows<A> == 12 && left == 16)) return tile_rows<A>;
     int64_t rows = 1;
-    while (2 * rows <= left) rows *= 2;
+    while (2 * rows <= left && 2 * rows < tile_rows<A>) rows *= 2;
     return static_cast<int>(rows);
 }
 
 /// The kernels of one Step.
 struct tile_kernels {
     find_kernel_function packed;
-    find_loose_function loose;
+    find_loose_function<tile_end> loose;
 };
-template <class A, class Step> inline constexpr tile_kernels kernels_of{&find_micro_kernel<A, Step>, &find_loose_kernel<A, Step>};
+template <class A, class Step> inline constexpr tile_kernels kernels_of{&find_micro_kernel<A, Step>, &find_loose_kernel<A, Step, tile_end>};
 
 } // namespace keel::inline KEEL_ABI::detail

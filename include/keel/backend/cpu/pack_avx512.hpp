@@ -128,12 +128,14 @@ private:
 template <> struct machine<arch::avx512> : machine_avx512 {};
 #if defined(__AVX512BF16__)
 template <> struct machine<arch::avx512bf16> : machine_avx512 {
-    /// Two registers as bf16, to nearest. False, and nothing is written, where one holds a NaN or a subnormal, which the instruction would
-    /// not treat as encode does.
-    KEEL_FN static bool store_bf16(uint16_t* p, f const& a, f const& b) {
+    /// The first n elements of two registers as bf16, to nearest. False, and nothing is written, where one holds a NaN or a subnormal, which
+    /// the instruction would not treat as encode does.
+    KEEL_FN static bool store_bf16(uint16_t* p, f const& a, f const& b, int n) {
         constexpr int other = 0x01 | 0x80 | 0x20; // quiet and signalling NaN, subnormal
         if (_kortestz_mask16_u8(_mm512_fpclass_ps_mask(a, other), _mm512_fpclass_ps_mask(b, other)) == 0) return false;
-        _mm512_storeu_si512(p, __builtin_bit_cast(__m512i, _mm512_cvtne2ps_pbh(b, a)));
+        __m512i const words = __builtin_bit_cast(__m512i, _mm512_cvtne2ps_pbh(b, a));
+        if (n == 32) _mm512_storeu_si512(p, words);
+        else _mm512_mask_storeu_epi16(p, (1u << n) - 1u, words);
         return true;
     }
 };

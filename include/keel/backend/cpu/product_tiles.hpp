@@ -1,6 +1,7 @@
 // What happens to one tile of C: the sum over a depth-block, promotion by scales, the last step into C, and the mirror.
 #pragma once
 
+#include <keel/backend/cpu/encoded_store.hpp>
 #include <keel/backend/cpu/micro_kernel.hpp>
 #include <keel/backend/cpu/packing_pairs.hpp>
 #include <keel/backend/product_set.hpp>
@@ -31,13 +32,18 @@ KEEL_FN int64_t depth_of_slot(slot_kind kind) { return kind == slot_kind::pair_w
 /// Slots of a strip of `depth`; pairs end whole.
 KEEL_FN int64_t slots_of(slot_kind kind, int64_t depth) { return (kind == slot_kind::singles ? depth : round_up(depth, 2)) / depth_of_slot(kind); }
 
+struct strip_pair;
+/// The dot of pairs of A's lying rows with a strip of B, straight into C's format, of which the caller knows no more.
+using straight_function = void (*)(strip_pair const& s, tile_target const& to, int64_t rows, int64_t columns, float alpha);
+
 /// The functions of a product that know its formats; all else is compiled once an architecture.
 struct tile_functions {
     pack_function pack_a, pack_b;
     finish_function finish;
     mirror_function mirror;
     slot_kind slots;
-    watch_function watch_a; ///< of A where it lies; null where it has to be packed
+    watch_function watch_a;     ///< of A where it lies; null where it has to be packed
+    straight_function straight; ///< null where there is none
 
     KEEL_FN int64_t slots_of(int64_t depth) const { return detail::slots_of(slots, depth); }
 };
@@ -64,14 +70,23 @@ struct strip_pair {
         constexpr int width = tile_columns<Arch>;
         float const* const right = b + begin * width;
         if (lying.data == nullptr)
-            return kernels.packed(kernel_rows<Arch>(rows), columns)(count, a + begin * tile_rows<Arch>, right, tile, start, scales);
+            return kernels.packed(kernel_rows<Arch>(rows), columns)(count, a + begin * tile_rows<Arch>, right, {tile, start, scales});
         for (int64_t i = 0, step = 0; i < rows; i += step) {
             step = loose_rows<Arch>(rows - i);
             kernels.loose(static_cast<int>(step), columns)(count, lying.data + i * lying.row + begin * lying.step, lying.row, lying.step, right, width,
-                                                           tile + i * width, start, scales.from_row(i));
+                                                           {tile + i * width, start, scales.from_row(i)});
         }
     }
 };
+
+template <class Arch, class Step, class C> void multiply_straight(strip_pair const& s, tile_target const& to, int64_t rows, int64_t columns, float alpha) {
+    for (int64_t i = 0, step = 0; i < rows; i += step) {
+        step = loose_rows<Arch>(rows - i);
+        find_loose_kernel<Arch, Step, straight_end<C>>(static_cast<int>(step), columns)(
+            s.slots, s.lying.data + i * s.lying.row, s.lying.row, s.lying.step, s.b, tile_columns<Arch>,
+            {static_cast<C*>(to.c) + i * to.row_stride, to.row_stride, columns, alpha});
+    }
+}
 
 /// A part of a product's C and the depth-block at hand.
 struct depth_part {
@@ -159,19 +174,6 @@ template <class ScaleA, class ScaleB> struct scaled_promotion {
     }
 };
 
-template <class C, class F> KEEL_FN void store_encoded(C* p, F const& v) {
-    if constexpr (std::is_same_v<C, float>)
-        store(p, canonical(v));
-    else
-        store_words(&p->bits, encode_words<C>(v));
-}
-template <class C, class F> KEEL_FN void store_encoded_partial(C* p, F const& v, int64_t n) {
-    if constexpr (std::is_same_v<C, float>)
-        store_partial(p, canonical(v), n);
-    else
-        store_words_partial(&p->bits, encode_words<C>(v), n);
-}
-
 /// No row of a tile ends early.
 inline constexpr int64_t no_diagonal = int64_t{1} << 32;
 
@@ -179,7 +181,7 @@ inline constexpr int64_t no_diagonal = int64_t{1} << 32;
 template <class A, class C>
 KEEL_FLATTEN void finish_tile(float const* tile, int64_t rows, int64_t widest, tile_target const& to, float alpha, float beta) {
     using F = pack<A>;
-    constexpr int w = A::width, width = tile_columns<A>;
+    constexpr int w = A::width, width = tile_columns<A>, vectors = register_tile<A>::vectors;
     F const scale(alpha), keep(beta);
     bool const adds = (bits(beta) & magnitude_mask) != 0, adjacent = to.column_stride == 1 && (!adds || to.d_column_stride == 1);
     auto const each_row = [&](auto const& last_step) {
@@ -189,20 +191,15 @@ KEEL_FLATTEN void finish_tile(float const* tile, int64_t rows, int64_t widest, t
             C* const row = static_cast<C*>(to.c) + i * to.row_stride;
             C const* const old = static_cast<C const*>(to.d) + i * to.d_row_stride;
             float const* const sums = tile + i * width;
-            if (adjacent && columns == width) {
-                F result[std::size_t{width / w}];
-                repeat<width / w>([&](auto v) { result[v] = last_step(load<F>(sums + v * w), [&] { return load_decoded<F>(old + v * w); }); });
-                if constexpr (std::is_same_v<C, bf16> && requires { F::machine::store_bf16(&row->bits, result[0].v, result[0].v); })
-                    if (F::machine::store_bf16(&row->bits, result[0].v, result[1].v)) continue;
-                repeat<width / w>([&](auto v) { store_encoded(row + v * w, result[v]); });
-            } else if (adjacent) {
-                int64_t j = 0;
-                for (; j + w <= columns; j += w)
-                    store_encoded(row + j, last_step(load<F>(sums + j), [&] { return load_decoded<F>(old + j); }));
-                if (int64_t const left = columns - j; left > 0)
-                    store_encoded_partial(
-                        row + j, last_step(load<F>(sums + j), [&] { return load_decoded_partial<F>(old + j, left); }),
-                        left);
+            if (adjacent) {
+                F result[std::size_t{vectors}];
+                repeat<vectors>([&](auto v) {
+                    int64_t const left = columns - v * w;
+                    if (left >= w) result[v] = last_step(load<F>(sums + v * w), [&] { return load_decoded<F>(old + v * w); });
+                    else if (left > 0) result[v] = last_step(load<F>(sums + v * w), [&] { return load_decoded_partial<F>(old + v * w, left); });
+                    else result[v] = F(0.0f);
+                });
+                store_encoded_row<vectors>(row, result, columns);
             } else {
                 for (int64_t j = 0; j < columns; ++j)
                     store_encoded_partial(row + j * to.column_stride,
