@@ -81,15 +81,15 @@ private:
             bool const narrow = left <= w || p.n < full;
             int64_t const now = narrow ? smaller(left, w) : left, begin = smaller(column, p.n - (narrow ? w : full));
             float const* const b = static_cast<float const*>(p.b) + begin;
-            C* const to = static_cast<C*>(p.c) + row * c.row + column * c.column;
-            if (straight && begin == column) {
-                find_loose_kernel<A, fma_step<A>, straight_end<C>>(count, narrow ? w : full)(p.k, a, set.a.row * bytes, set.a.column * bytes, b, set.b.row,
-                                                                                             {to, c.row, now, set.options.alpha});
+            tile_target const to{static_cast<C*>(p.c) + row * c.row + column * c.column, c.row, c.column,
+                                 static_cast<C const*>(p.d) + row * d.row + column * d.column, d.row, d.column, no_diagonal, c.element_bytes};
+            int64_t const a_row = set.a.row * bytes, a_step = set.a.column * bytes, wanted = narrow ? w : full;
+            auto const kernel = straight && begin == column ? find_straight_loose_kernel<A, fma_step<A>, C>(count, wanted) : nullptr;
+            if (kernel != nullptr) {
+                kernel(p.k, a, a_row, a_step, b, set.b.row, {to.c, c.row, now, set.options.alpha, nullptr});
             } else {
-                find_loose_kernel<A, fma_step<A>, tile_end>(count, narrow ? w : full)(p.k, a, set.a.row * bytes, set.a.column * bytes, b, set.b.row,
-                                                                                      {&tile[0], chain_start::zero, {}});
-                tile_target const target{to, c.row, c.column, static_cast<C const*>(p.d) + row * d.row + column * d.column, d.row, d.column, no_diagonal};
-                finish_tile<A, C>(&tile[column - begin], count, now, target, set.options.alpha, set.options.beta);
+                find_loose_kernel<A, fma_step<A>>(count, wanted)(p.k, a, a_row, a_step, b, set.b.row, {&tile[0], chain_start::zero, {}});
+                finish_tile<A, C>(&tile[column - begin], count, now, to, set.options.alpha, set.options.beta);
             }
             column += now - full;
         }

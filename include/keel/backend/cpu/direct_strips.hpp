@@ -65,27 +65,27 @@ template <class Arch, class A, class B, class C> class direct_strips {
         for (; column < column_end; column += width) {
             int64_t const columns = smaller(column_end - column, width);
             exponent_range const range = pack({static_cast<B const*>(p.b) + column * b.column, b.column, b.row, columns, p.n - column, p.k}, &strip[0]);
-            tile_target const to{static_cast<C*>(p.c) + row * c.row + column, c.row, 1,
-                                 static_cast<C const*>(p.d) + row * d.row + column * d.column, d.row, d.column, no_diagonal};
+            tile_target const to{static_cast<C*>(p.c) + row * c.row + column, c.row, 1, static_cast<C const*>(p.d) + row * d.row + column * d.column,
+                                 d.row, d.column, no_diagonal, c.element_bytes};
             if constexpr (!pairs) multiply_strip<fma_step<Arch>>(s, to, row_count, columns);
             else if (moderate(range_of_a, range)) multiply_strip<pair_dot_step<Arch>>(s, to, row_count, columns);
             else multiply_by_tiles<two_fma_step<Arch>>(s, to, row_count, columns);
         }
     }
-    template <class Step> KEEL_FN void multiply_strip(strip_pair const& s, tile_target const& to, int64_t row_count, int64_t columns) const {
-        if (set_.options.adds()) multiply_by_tiles<Step>(s, to, row_count, columns);
-        else multiply_straight<Arch, Step, C>(s, to, row_count, columns, set_.options.alpha);
+    template <class Step> KEEL_FN void multiply_strip(strip_pair& s, tile_target const& to, int64_t row_count, int64_t columns) const {
+        if (set_.options.adds()) return multiply_by_tiles<Step>(s, to, row_count, columns);
+        alignas(64) float tile[std::size_t{tile_size<Arch>}];
+        s.kernels = kernels_of<Arch, Step>;
+        multiply_into_c<Arch>(s, straight_kernels_of<Arch, Step, C>, &finish_tile<Arch, C>, to, row_count, columns, set_.options.alpha, &tile[0], true);
     }
-    template <class Step> void multiply_by_tiles(strip_pair s, tile_target to, int64_t row_count, int64_t columns) const {
+    template <class Step> void multiply_by_tiles(strip_pair s, tile_target const& to, int64_t row_count, int64_t columns) const {
         alignas(64) float tile[std::size_t{tile_size<Arch>}];
         s.kernels = kernels_of<Arch, Step>;
         for (int64_t row = 0; row < row_count; row += tile_rows<Arch>) {
             int64_t const now = smaller(row_count - row, tile_rows<Arch>);
-            s.multiply<Arch>(now, columns, 0, s.slots, &tile[0], chain_start::zero);
-            finish_tile<Arch, C>(&tile[0], now, columns, to, set_.options.alpha, set_.options.beta);
+            s.multiply<Arch>(now, columns, 0, slots_, &tile[0], chain_start::zero);
+            finish_tile<Arch, C>(&tile[0], now, columns, to.from_row(row), set_.options.alpha, set_.options.beta);
             s.lying.data += tile_rows<Arch> * s.lying.row;
-            to.c = static_cast<C*>(to.c) + tile_rows<Arch> * to.row_stride;
-            to.d = static_cast<C const*>(to.d) + tile_rows<Arch> * to.d_row_stride;
         }
     }
 

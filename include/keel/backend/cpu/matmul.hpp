@@ -191,13 +191,12 @@ template <class Arch, class Promotion> struct product_group {
         return kernels_of<Arch, fma_step<Arch>>;
     }
 
+    /// Whether the straight kernels, which know the dot alone, are for the tile of two strips.
     KEEL_FN bool dots(product_piece const& piece, int64_t row, int64_t column) const {
-        return moderate(piece.ranges_a[row / tile_rows<Arch>], piece.ranges_b[column / tile_columns<Arch>]);
+        return piece.ranges_a == nullptr || moderate(piece.ranges_a[row / tile_rows<Arch>], piece.ranges_b[column / tile_columns<Arch>]);
     }
-    /// Whether the kernel of one chain may write C itself.
     KEEL_FN bool goes_straight() const {
-        return std::is_same_v<Promotion, no_promotion> && functions.straight != nullptr && set.c.column == 1 && set.options.form == product_form::full &&
-               !set.options.adds();
+        return std::is_same_v<Promotion, no_promotion> && functions.straight != nullptr && set.c.column == 1 && !set.options.adds();
     }
 
     /// All tiles of one block of C: strips of B outside, so that one stays in the nearest cache while tiles of A pass.
@@ -209,7 +208,7 @@ template <class Arch, class Promotion> struct product_group {
         int64_t const column_end = smaller((column_block + 1) * plan.block_columns, piece.columns);
         int64_t const tile_count = ceil_div(piece.rows, tile_rows<Arch>);
         bool const symmetric = set.options.form == product_form::symmetric, mirrors = last && early;
-        bool const straight = first && last && piece.a_lies && goes_straight();
+        bool const straight = last && goes_straight();
         bool const far = set.c.column == 1 && set.added().column == 1 && set.m * set.n * set.c.element_bytes > largest_near_c;
         alignas(64) float local[std::size_t{tile_size<Arch>}];
         int64_t const row_begin = row_block * plan.block_rows;
@@ -234,8 +233,8 @@ template <class Arch, class Promotion> struct product_group {
                                         functions.slots, kernels_for(piece, row, column), lying_at(piece, row)};
                 tile_position const at{piece.item, piece.row + row, piece.column + column, rows, columns};
                 if (last && far) ask_for(target_of(piece, at), rows, columns);
-                if (straight && dots(piece, row, column)) {
-                    functions.straight(strips, target_of(piece, at), rows, columns, set.options.alpha);
+                if (tile_target const to = target_of(piece, at); straight && to.first_row_columns >= columns && dots(piece, row, column)) {
+                    multiply_into_c<Arch>(strips, *functions.straight, functions.finish, to, rows, columns, set.options.alpha, tile, first);
                     continue;
                 }
                 promote.template accumulate<Arch>(at, strips, scales, part, tile, first);
@@ -252,7 +251,7 @@ template <class Arch, class Promotion> struct product_group {
         int64_t const bytes = c.element_bytes;
         return {static_cast<std::byte*>(piece.product.c) + (at.row * c.row + at.column * c.column) * bytes, c.row, c.column,
                 static_cast<std::byte const*>(piece.product.d) + (at.row * d.row + at.column * d.column) * bytes, d.row, d.column,
-                early ? at.row + 1 - at.column : no_diagonal}; // what is right of it is the mirror's
+                early ? at.row + 1 - at.column : no_diagonal, bytes}; // what is right of it is the mirror's
     }
     /// The lines that a tile's last step writes and reads come while its sum is made: 0.97 of the time at 1024 x 4096.
     KEEL_FN void ask_for(tile_target const& to, int64_t rows, int64_t columns) const {
@@ -396,12 +395,16 @@ private:
         tile_functions f{nullptr, nullptr, &finish_tile<Arch, C>, &mirror_block<Arch, C>, slot_kind::singles, nullptr, nullptr};
         if constexpr (takes_pairs<A, B> && has_pair_dot<Arch>) {
             f.pack_a = &pack_pair_strip<Arch, A, r>, f.pack_b = &pack_pair_strip<Arch, B, c>, f.slots = slot_kind::pair_words;
-            if constexpr (std::is_same_v<A, bf16>) f.watch_a = &watch_pairs<Arch, A>, f.straight = &multiply_straight<Arch, pair_dot_step<Arch>, C>;
+            if constexpr (std::is_same_v<A, bf16>) f.watch_a = &watch_pairs<Arch, A>;
         } else if constexpr (takes_pairs<A, B>)
             f.pack_a = &pack_strip<Arch, A, true, r>, f.pack_b = &pack_strip<Arch, B, true, c>, f.slots = slot_kind::exchanged_pairs;
         if constexpr (!takes_pairs<A, B> || Promotion::may_split_pairs)
             if (!pairs)
-                f.pack_a = &pack_strip<Arch, A, false, r>, f.pack_b = &pack_strip<Arch, B, false, c>, f.slots = slot_kind::singles, f.watch_a = nullptr, f.straight = nullptr;
+                f.pack_a = &pack_strip<Arch, A, false, r>, f.pack_b = &pack_strip<Arch, B, false, c>, f.slots = slot_kind::singles, f.watch_a = nullptr;
+        if constexpr (!Promotion::may_split_pairs) {
+            using step = std::conditional_t<takes_pairs<A, B> && has_pair_dot<Arch>, pair_dot_step<Arch>, fma_step<Arch>>;
+            f.straight = &straight_kernels_of<Arch, step, C>;
+        }
         if constexpr (std::is_same_v<A, float>) f.watch_a = [](operand_block const&) { return exponent_range{}; };
         return f;
     }

@@ -60,27 +60,33 @@ struct tile_end {
         each([&](auto i, auto v) { return c[i][v]; });
     }
 };
-/// From +0, and straight into C as alpha * sum: in `columns` adjacent elements of each row, `row` elements from one to the next.
-template <class C> struct straight_end {
-    C* c;
+/// Straight into C as alpha * sum: into `columns` adjacent elements of each row, `row` elements from one to the next; from `before`, rows of a
+/// tile, or where there is none from +0.
+struct straight_target {
+    void* c;
     int64_t row, columns;
     float alpha;
-
-    template <class, class F> KEEL_FN static F begin(int, int) { return F(0.0f); }
+    float const* before;
+};
+template <class C> struct straight_end : straight_target {
+    template <class A, class F> KEEL_FN F begin(int i, int v) const {
+        return before != nullptr ? load<F>(before + i * tile_columns<A> + v * A::width) : F(0.0f);
+    }
     template <class A, int Rows, int Vectors, class F> KEEL_FN void end(F (&sums)[std::size_t{Rows}][std::size_t{Vectors}]) const {
         if (alpha != 1.0f) repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { sums[i][v] = mul(F(alpha), sums[i][v]); }); });
-        repeat<Rows>([&](auto i) { store_encoded_row<Vectors>(c + i * row, sums[i], columns); });
+        repeat<Rows>([&](auto i) { store_encoded_row<Vectors>(static_cast<C*>(c) + i * row, sums[i], columns); });
     }
 };
 
 /// The chain over slots ascending of Step::add(a[slot][i], b[slot][j], sum).
 /// a: `depth` slots of tile_rows words, of which Rows are used. b: `depth` slots of tile_columns words.
-template <class A, class Step, int Rows, int Vectors>
-KEEL_FLATTEN void micro_kernel(int64_t depth, float const* a, float const* b, tile_end const& to) {
+template <class A, class Step, int Rows, int Vectors, class End, class Target>
+KEEL_FLATTEN void micro_kernel(int64_t depth, float const* a, float const* b, Target const& target) {
+    End const to{target};
     using F = pack<A>;
     constexpr int w = A::width, columns = tile_columns<A>;
     F c[std::size_t{Rows}][std::size_t{Vectors}];
-    repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { c[i][v] = to.begin<A, F>(i, v); }); });
+    repeat<Rows>([&](auto i) { repeat<Vectors>([&](auto v) { c[i][v] = to.template begin<A, F>(i, v); }); });
     for (int64_t k = 0; k < depth; ++k) {
         F right[std::size_t{Vectors}];
         repeat<Vectors>([&](auto v) { right[v] = load<F>(b + v * w); });
@@ -91,7 +97,7 @@ KEEL_FLATTEN void micro_kernel(int64_t depth, float const* a, float const* b, ti
         a += tile_rows<A>;
         b += columns;
     }
-    to.end<A, Rows, Vectors>(c);
+    to.template end<A, Rows, Vectors>(c);
 }
 
 KEEL_FN float word_at(std::byte const* p) { // pairs of bf16 need not be aligned
@@ -101,9 +107,10 @@ KEEL_FN float word_at(std::byte const* p) { // pairs of bf16 need not be aligned
 }
 /// The same chain with a's words where they lie, floats or pairs of bf16: a_row bytes from a row to the next, a_step from a slot to the next.
 /// b_step words from a slot of b to the next.
-template <class A, class Step, int Rows, int Vectors, class End>
-KEEL_FLATTEN void loose_kernel(int64_t depth, std::byte const* a, int64_t a_row, int64_t a_step, float const* b, int64_t b_step, End const& to) {
+template <class A, class Step, int Rows, int Vectors, class End, class Target>
+KEEL_FLATTEN void loose_kernel(int64_t depth, std::byte const* a, int64_t a_row, int64_t a_step, float const* b, int64_t b_step, Target const& target) {
     using F = pack<A>;
+    End const to{target};
     constexpr int w = A::width, together = 3; // rows that one pointer and the stride's multiples reach
     constexpr int pointers = (Rows + together - 1) / together;
     F c[std::size_t{Rows}][std::size_t{Vectors}];
@@ -123,10 +130,15 @@ KEEL_FLATTEN void loose_kernel(int64_t depth, std::byte const* a, int64_t a_row,
     to.template end<A, Rows, Vectors>(c);
 }
 
-using micro_kernel_function = void (*)(int64_t, float const*, float const*, tile_end const&);
-using find_kernel_function = micro_kernel_function (*)(int rows, int64_t columns);
-template <class End> using loose_kernel_function = void (*)(int64_t, std::byte const*, int64_t, int64_t, float const*, int64_t, End const&);
-template <class End> using find_loose_function = loose_kernel_function<End> (*)(int rows, int64_t columns);
+template <class Target> using micro_kernel_function = void (*)(int64_t, float const*, float const*, Target const&);
+template <class Target> using loose_kernel_function = void (*)(int64_t, std::byte const*, int64_t, int64_t, float const*, int64_t, Target const&);
+/// The kernels of one Step for one kind of target, by their rows and as many packs as the columns need; null where there is none.
+template <class Target> struct kernel_set {
+    micro_kernel_function<Target> (*packed)(int rows, int64_t columns);
+    loose_kernel_function<Target> (*loose)(int rows, int64_t columns);
+};
+using tile_kernels = kernel_set<tile_end>;
+using straight_kernels = kernel_set<straight_target>;
 
 /// choose(Rows, Vectors) of what there are kernels for.
 template <class A, class Choose> KEEL_FN auto find_kernel_of(int rows, int64_t columns, Choose const& choose) {
@@ -142,17 +154,34 @@ template <class A, class Choose> KEEL_FN auto find_kernel_of(int rows, int64_t c
     if (rows == 2) return of_rows(std::integral_constant<int, 2>{});
     return of_rows(std::integral_constant<int, 1>{});
 }
-/// The kernel for `rows` = kernel_rows(count), or loose_rows(count), and as many packs as `columns` need.
-template <class A, class Step> micro_kernel_function find_micro_kernel(int rows, int64_t columns) {
+/// For `rows` = kernel_rows(count), or loose_rows(count).
+template <class A, class Step> micro_kernel_function<tile_end> find_micro_kernel(int rows, int64_t columns) {
     return find_kernel_of<A>(rows, columns, []<int R, int V>(std::integral_constant<int, R>, std::integral_constant<int, V>) {
-        return &micro_kernel<A, Step, R, V>;
+        return &micro_kernel<A, Step, R, V, tile_end, tile_end>;
     });
 }
-template <class A, class Step, class End> loose_kernel_function<End> find_loose_kernel(int rows, int64_t columns) {
+template <class A, class Step> loose_kernel_function<tile_end> find_loose_kernel(int rows, int64_t columns) {
     return find_kernel_of<A>(rows, columns, []<int R, int V>(std::integral_constant<int, R>, std::integral_constant<int, V>) {
-        return &loose_kernel<A, Step, R, V, End>;
+        return &loose_kernel<A, Step, R, V, tile_end, tile_end>;
     });
 }
+template <class A, class Step> inline constexpr tile_kernels kernels_of{&find_micro_kernel<A, Step>, &find_loose_kernel<A, Step>};
+
+/// Straight kernels are those of whole tiles, and loose ones of 8 rows: few rows gain little.
+template <class A, class Step, class C> micro_kernel_function<straight_target> find_straight_micro_kernel(int rows, int64_t columns) {
+    constexpr int full = tile_rows<A>, wide = register_tile<A>::vectors;
+    return rows == full && columns > A::width ? &micro_kernel<A, Step, full, wide, straight_end<C>, straight_target> : nullptr;
+}
+template <class A, class Step, class C> loose_kernel_function<straight_target> find_straight_loose_kernel(int rows, int64_t columns) {
+    constexpr int full = tile_rows<A>, wide = register_tile<A>::vectors, part = full > 8 ? 8 : full;
+    bool const narrow = columns <= A::width;
+    if (rows == full) return narrow ? &loose_kernel<A, Step, full, 1, straight_end<C>, straight_target> : &loose_kernel<A, Step, full, wide, straight_end<C>, straight_target>;
+    if (rows == part) return narrow ? &loose_kernel<A, Step, part, 1, straight_end<C>, straight_target> : &loose_kernel<A, Step, part, wide, straight_end<C>, straight_target>;
+    return nullptr;
+}
+template <class A, class Step, class C> inline constexpr straight_kernels straight_kernels_of{&find_straight_micro_kernel<A, Step, C>,
+                                                                                              &find_straight_loose_kernel<A, Step, C>};
+
 /// Rows of the next loose kernel where `left` are left: none past the end is read. Two of 8 rather than one of 12 and one of 4, whose sums
 /// would wait for each other.
 template <class A> KEEL_FN constexpr int loose_rows(int64_t left) {
@@ -161,12 +190,5 @@ template <class A> KEEL_FN constexpr int loose_rows(int64_t left) {
     while (2 * rows <= left && 2 * rows < tile_rows<A>) rows *= 2;
     return static_cast<int>(rows);
 }
-
-/// The kernels of one Step.
-struct tile_kernels {
-    find_kernel_function packed;
-    find_loose_function<tile_end> loose;
-};
-template <class A, class Step> inline constexpr tile_kernels kernels_of{&find_micro_kernel<A, Step>, &find_loose_kernel<A, Step, tile_end>};
 
 } // namespace keel::inline KEEL_ABI::detail

@@ -20,6 +20,15 @@ struct tile_target {
     void const* d;
     int64_t d_row_stride, d_column_stride;
     int64_t first_row_columns; ///< row i ends with the register that holds this column, counted from 1, plus i: the diagonal
+    int64_t element_bytes;
+
+    KEEL_FN tile_target from_row(int64_t i) const {
+        tile_target t = *this;
+        t.c = static_cast<std::byte*>(c) + i * row_stride * element_bytes;
+        t.d = static_cast<std::byte const*>(d) + i * d_row_stride * element_bytes;
+        t.first_row_columns += i;
+        return t;
+    }
 };
 
 using finish_function = void (*)(float const* tile, int64_t rows, int64_t columns, tile_target const& to, float alpha, float beta);
@@ -32,18 +41,14 @@ KEEL_FN int64_t depth_of_slot(slot_kind kind) { return kind == slot_kind::pair_w
 /// Slots of a strip of `depth`; pairs end whole.
 KEEL_FN int64_t slots_of(slot_kind kind, int64_t depth) { return (kind == slot_kind::singles ? depth : round_up(depth, 2)) / depth_of_slot(kind); }
 
-struct strip_pair;
-/// The dot of pairs of A's lying rows with a strip of B, straight into C's format, of which the caller knows no more.
-using straight_function = void (*)(strip_pair const& s, tile_target const& to, int64_t rows, int64_t columns, float alpha);
-
 /// The functions of a product that know its formats; all else is compiled once an architecture.
 struct tile_functions {
     pack_function pack_a, pack_b;
     finish_function finish;
     mirror_function mirror;
     slot_kind slots;
-    watch_function watch_a;     ///< of A where it lies; null where it has to be packed
-    straight_function straight; ///< null where there is none
+    watch_function watch_a;           ///< of A where it lies; null where it has to be packed
+    straight_kernels const* straight; ///< of fma_step, or of the dot of pairs; null where there are none
 
     KEEL_FN int64_t slots_of(int64_t depth) const { return detail::slots_of(slots, depth); }
 };
@@ -64,12 +69,13 @@ struct strip_pair {
     tile_kernels kernels;
     lying_rows lying; ///< a's, where it is not packed
 
+    KEEL_FN bool lies() const { return lying.data != nullptr; }
     /// The tile's chains over slots [begin, begin + count).
     template <class Arch>
     KEEL_FN void multiply(int64_t rows, int64_t columns, int64_t begin, int64_t count, float* tile, chain_start start, tile_scales scales = {}) const {
         constexpr int width = tile_columns<Arch>;
         float const* const right = b + begin * width;
-        if (lying.data == nullptr)
+        if (!lies())
             return kernels.packed(kernel_rows<Arch>(rows), columns)(count, a + begin * tile_rows<Arch>, right, {tile, start, scales});
         for (int64_t i = 0, step = 0; i < rows; i += step) {
             step = loose_rows<Arch>(rows - i);
@@ -79,12 +85,32 @@ struct strip_pair {
     }
 };
 
-template <class Arch, class Step, class C> void multiply_straight(strip_pair const& s, tile_target const& to, int64_t rows, int64_t columns, float alpha) {
+/// The last part of chains, straight into C where there is a kernel for it, else through the tile: of one tile, or, from the first part on and
+/// where A lies, of any number of rows, for which the tile is scratch. C's columns are adjacent, and no row ends early.
+template <class Arch>
+void multiply_into_c(strip_pair const& s, straight_kernels const& straight, finish_function finish, tile_target const& to, int64_t rows, int64_t columns,
+                     float alpha, float* tile, bool first) {
+    straight_target target{to.c, to.row_stride, columns, alpha, first ? nullptr : tile};
+    chain_start const start = first ? chain_start::zero : chain_start::tile;
+    if (!s.lies()) {
+        if (auto const kernel = straight.packed(static_cast<int>(rows), columns)) return kernel(s.slots, s.a, s.b, target);
+        s.multiply<Arch>(rows, columns, 0, s.slots, tile, start);
+        return finish(tile, rows, columns, to, alpha, 0.0f);
+    }
+    constexpr int width = tile_columns<Arch>;
+    std::byte const* a = s.lying.data;
     for (int64_t i = 0, step = 0; i < rows; i += step) {
         step = loose_rows<Arch>(rows - i);
-        find_loose_kernel<Arch, Step, straight_end<C>>(static_cast<int>(step), columns)(
-            s.slots, s.lying.data + i * s.lying.row, s.lying.row, s.lying.step, s.b, tile_columns<Arch>,
-            {static_cast<C*>(to.c) + i * to.row_stride, to.row_stride, columns, alpha});
+        float* const part = first ? tile : tile + i * width;
+        if (auto const kernel = straight.loose(static_cast<int>(step), columns)) {
+            kernel(s.slots, a, s.lying.row, s.lying.step, s.b, width, target);
+        } else {
+            s.kernels.loose(static_cast<int>(step), columns)(s.slots, a, s.lying.row, s.lying.step, s.b, width, {part, start, {}});
+            finish(part, step, columns, to.from_row(i), alpha, 0.0f);
+        }
+        a += step * s.lying.row;
+        target.c = static_cast<std::byte*>(target.c) + step * to.row_stride * to.element_bytes;
+        if (!first) target.before += step * width;
     }
 }
 
